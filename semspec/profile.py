@@ -10,7 +10,8 @@ import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from math import isfinite, sqrt
+from hashlib import sha256
+from math import inf, isfinite, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ class Figure:
 
     @staticmethod
     def of(values: Sequence[float]) -> Figure:
+        if not values:  # of a rule that never drafted there: whatever does is unlike it
+            return Figure(0.0, 0.0)
         mean = sum(values) / len(values)
         return Figure(mean, sqrt(sum((v - mean) ** 2 for v in values) / max(1, len(values) - 1)))
 
@@ -145,9 +148,15 @@ class Profile:
             unlike,
         )
 
+    @property
+    def seal(self) -> str:
+        """Of all that it says: a rule made looser by hand would keep the promise of another."""
+        return sha256(json.dumps(asdict(self), sort_keys=True).encode(errors="surrogatepass")).hexdigest()[:16]
+
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+        told = {"format": FORMAT, **asdict(self), "seal": self.seal}
+        path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
     @staticmethod
     def load(path: Path) -> Profile:
@@ -160,12 +169,18 @@ class Profile:
             raise BadRequest(f"{path} is no profile: {error}; make one with `semspec calibrate`") from None
         if not isinstance(given, dict) or given.pop("format", None) != FORMAT:
             raise BadRequest(f"{path} is no profile of this version; make one with `semspec calibrate`")
+        seal = given.pop("seal", None)  # older files have none
         try:
             read: dict[str, Any] = given | {name: Figure(**given[name]) for name in ("acceptance", "entropy")}
             made = Profile(**read)
             made._check()
         except (TypeError, ValueError, KeyError) as error:
             raise BadRequest(f"the profile {path} is damaged: {error}") from None
+        if seal not in (None, made.seal):
+            raise BadRequest(
+                f"the profile {path} was changed after it was calibrated, so what it promises is not known; calibrate "
+                "again with `semspec calibrate`, or give the rule itself with --verifier and no promise"
+            )
         return made
 
     def _check(self) -> None:
@@ -182,6 +197,9 @@ class Profile:
             numbers = [value.mean, value.deviation] if isinstance(value, Figure) else [value]
             if not good or isinstance(value, bool) or not all(_finite(number) for number in numbers):
                 raise ValueError(f"{field.name} is {value!r:.60}")
+        for name, least, most in (("loss", 0.0, 1.0), ("confidence", 0.0, 1.0), ("problems", 0, inf)):
+            if not least < getattr(self, name) < most:
+                raise ValueError(f"{name} is {getattr(self, name)}")
         verify.make(self.verifier)
 
 

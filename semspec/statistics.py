@@ -223,14 +223,16 @@ def _around(value: float, above: Array, below: Array, degrees: int | None) -> Es
     return Estimate(value, value * exp(-half), value * exp(half))
 
 
-def difference(ours: Sequence[float], theirs: Sequence[float], bounded: bool = True) -> Estimate | None:
+def difference(
+    ours: Sequence[float], theirs: Sequence[float], bounded: bool = True, usual: float | None = None
+) -> Estimate | None:
     """Mean of paired differences, of numbers in [0, 1] if `bounded`, with the interval of Bonett and Price (2012).
 
     Two invented pairs, one up and one down, count for the interval. Without them, ten pairs that happen to agree would
-    claim that the two sides never differ."""
+    claim that the two sides never differ. `usual`: how large differences are where sides do differ, if not 1."""
     if not len(ours):
         return None
-    gaps, middle, error, degrees = _padded(ours, theirs)
+    gaps, middle, error, degrees = _padded(ours, theirs, usual)
     half, most = quantile(degrees) * error, 1.0 if bounded else inf
     return Estimate(fsum(gaps) / len(gaps), max(-most, middle - half), min(most, middle + half))
 
@@ -243,19 +245,18 @@ def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
     return 2 * _tail(abs(middle) / error, degrees)
 
 
-def equivalence_p(ours: Sequence[float], theirs: Sequence[float], margin: float) -> float | None:
-    """Two one-sided tests (TOST): the larger p of "we lose at least the margin" and "we gain at least the margin"."""
-    if not len(ours):
-        return None
-    _, middle, error, degrees = _padded(ours, theirs)
-    return _tail((margin - abs(middle)) / error, degrees)
+def padded(ours: Sequence[float], theirs: Sequence[float], usual: float | None = None) -> Array:
+    """The differences, and two invented ones after them."""
+    gaps, size, _ = _gaps(ours, theirs, usual)
+    return np.array([*gaps, size, -size])
 
 
-def _padded(ours: Sequence[float], theirs: Sequence[float]) -> tuple[Array, float, float, int | None]:
+def _padded(
+    ours: Sequence[float], theirs: Sequence[float], usual: float | None = None
+) -> tuple[Array, float, float, int | None]:
     """The differences, their mean with the two invented ones, its standard error, and the degrees of freedom."""
-    gaps, size, degrees = _gaps(ours, theirs)
-    padded = np.array([*gaps, size, -size])
-    return gaps, float(padded.mean()), float(padded.std()) / sqrt(len(padded)), degrees
+    values, degrees = padded(ours, theirs, usual), _gaps(ours, theirs, usual)[2]
+    return values[:-2], float(values.mean()), float(values.std()) / sqrt(len(values)), degrees
 
 
 def _tail(errors: float, degrees: int | None) -> float:
@@ -274,12 +275,14 @@ def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Estimate | N
     return Estimate(fsum(ours) / fsum(theirs), padded.low, padded.high)
 
 
-def _gaps(ours: Sequence[float], theirs: Sequence[float]) -> tuple[Array, float, int | None]:
-    """The differences; the size of an invented one: as those that there are, a whole trial where there are none; and
-    the degrees of freedom: none for whole trials, whose spread follows from their number."""
+def _gaps(
+    ours: Sequence[float], theirs: Sequence[float], usual: float | None = None
+) -> tuple[Array, float, int | None]:
+    """The differences; the size of an invented one: as those that there are, a usual one or else a whole trial where
+    there are none; and the degrees of freedom: none for whole trials, whose spread follows from their number."""
     gaps = np.subtract(ours, theirs, dtype=float)
     some = gaps[gaps != 0]
-    size = float(np.sqrt((some**2).mean())) if len(some) else 1.0
+    size = float(np.sqrt((some**2).mean())) if len(some) else usual or 1.0
     return gaps, size, None if np.isin(gaps, (-1.0, 0.0, 1.0)).all() else len(gaps) + 1
 
 

@@ -79,6 +79,21 @@ def test_bounds_of_calibrations_lie_below_what_random_loses() -> None:
     assert [round(loss - 0.005, 4) for loss in losses[1:]] == own
 
 
+def test_advice_and_what_a_benchmark_measured() -> None:
+    pairs = result("advise-2026-11-18.json")["pairs"]
+    found = []
+    for pair in pairs:
+        for one in pair["methods"]:
+            low, value, high = (one["predicted"][key] for key in ("low", "value", "high"))
+            assert one["inside"] and low <= one["measured"] <= high
+            name = {"pocket": "pocket", "twin": "twin"}.get(pair["pair"], "SmolLM2")
+            method = one["method"].replace(",drafter=model", "")
+            found.append(f"| {name} | `{method}` | {value:.2f} [{low:.2f}, {high:.2f}] | {one['measured']:.2f} |")
+    told = (ROOT / "docs" / "reproduce.md").read_text()
+    assert len(found) == 9 and all(line in told for line in found)
+    assert [pair["pays"] for pair in pairs] == ["yes", "unclear", "no"]
+
+
 def test_newer_rules_on_1000_problems() -> None:
     found = result("rules-newer-steps-1000-2026-11-18.json")["runs"][0]["arms"]
     told = rows("results-steps.md", "## Newer rules, on 1,000 problems")

@@ -56,6 +56,14 @@ def test_the_command_line_and_the_bench_read_a_profile(file: Path) -> None:
         ({"verifier": 3}, "verifier is 3"),
         ({"loss": "much"}, "loss is 'much'"),
         ({"problems": True}, "problems is True"),
+        ({"problems": 0}, "problems is 0"),
+        ({"loss": 1.5}, "loss is 1.5"),
+        ({"confidence": 95}, "confidence is 95"),
+        ({"verifier": "fly:theta=0"}, "was changed after it was calibrated"),
+        ({"loss": 0.001}, "was changed after it was calibrated"),
+        ({"target": "another"}, "was changed after it was calibrated"),
+        ({"unit": "share"}, "was changed after it was calibrated"),
+        ({"seal": ""}, "was changed after it was calibrated"),
         ({"acceptance": {"mean": 1e999, "deviation": 0.1}}, "acceptance is"),
         ({"acceptance": 3}, "damaged"),
         ({"more": 1}, "damaged"),
@@ -72,9 +80,13 @@ def test_a_profile_says_what_it_promises_and_older_ones_are_read(file: Path) -> 
     without = replace(PROFILE, unit="share", measure="meaning", loss=0.25)
     assert without.promise == "at most 25 % of the distance to the draft in meaning lost, with confidence 0.95"
     before = json.loads(file.read_text())
-    del before["unit"]
+    del before["unit"], before["seal"]
     file.write_text(json.dumps(before))
     assert Profile.load(file).promise == "at most 1 points of accuracy lost, with confidence 0.95"
+
+
+def test_a_calibration_without_drafts_finds_all_drafts_unlike_it() -> None:
+    assert Figure.of([]).deviations(0.5) > 4
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\x00"])

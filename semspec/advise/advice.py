@@ -66,8 +66,9 @@ class Advice:
 
 
 def advise(
-    found: Measured, target: str, draft: str | None, device: str, temperature: float, allowed: float, warning: str = ""
-) -> Advice:
+    found: Measured, target: str, draft: str | None, device: str, temperature: float, allowed: float, warning: str = "",
+    task: str = "TASK",
+) -> Advice:  # fmt: skip
     alone, predictions = predict(found)
     lossless = [p for p in predictions if p.candidate.lossless]
     take = max(lossless, key=lambda p: p.speedup.value, default=None)
@@ -85,7 +86,7 @@ def advise(
     ]  # fmt: skip
     lossy = max(within, key=lambda p: p.speedup.value, default=None)
     measures = all(p.loss is not None for p in predictions)
-    steps = next_steps(predictions, take, lossy, pays, measures, target, draft, len(found.answers[ALONE]))
+    steps = next_steps(predictions, take, lossy, pays, measures, target, draft, len(found.answers[ALONE]), task)
     return Advice(
         target, draft, device, len(found.answers[ALONE]), temperature, allowed, alone, predictions, pays, take, lossy,
         measures, steps, found.passes, found.draft_token, warning,
@@ -94,11 +95,12 @@ def advise(
 
 def next_steps(
     predictions: list[Prediction], take: Prediction | None, lossy: Prediction | None, pays: str, measures: bool,
-    target: str, draft: str | None, prompts: int,
+    target: str, draft: str | None, prompts: int, task: str,
 ) -> list[str]:  # fmt: skip
     steps = []
     models = [p for p in predictions if p.candidate.drafter == "model" and p.candidate.lossless]
     heads = [p for p in predictions if p.candidate.has_head]
+    on = f"--task {shlex.quote(task)}"
     pair = shlex.join(["--target", target, *(["--draft", draft] if draft else [])])
     if take is not None and (pays == "unclear" or math.isnan(take.speedup.low)):
         steps.append(f"More prompts: {prompts} leave it open. Again with --problems {4 * prompts}.")
@@ -124,14 +126,14 @@ def next_steps(
         given = shlex.join([target, *(["--draft", draft] if draft else [])])
         steps.append(
             f"{described(lossy)}, {times(lossy.speedup)}{loss}. That is the likelihood of a text, not its truth. "
-            f"Options under a bound: semspec calibrate {given} --verifier {lossy.candidate.rule} --task TASK --out DIR"
+            f"Options under a bound: semspec calibrate {given} --verifier {lossy.candidate.rule} {on} --out DIR"
         )
     elif not measures:
         steps.append(
             "Another measure for lossy rules: on these prompts the target finds the text of accepting everything as "
             f"likely as its own. semspec bench {pair} on a task with answers."
         )
-    steps.append(f"A check of these figures: semspec bench {pair} --method {_method(take)} --out DIR, on your task.")
+    steps.append(f"A check of these figures: semspec bench {pair} {on} --method {_method(take)} --out DIR.")
     return steps
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from semspec.bench.folder import Key, Sample, key_of
 from semspec.tasks.answers import final_number, visible
+from semspec.tasks.scripts import spaced
 from semspec.tasks.similarity import token_f1
 
 WORDS = "words in common (no encoder)"
@@ -45,7 +46,7 @@ def agreements(
 
 
 def by_words(sample: Sample, other: Sample) -> float:
-    return token_f1(final_text(sample["text"]), final_text(other["text"]))
+    return token_f1(spaced(final_text(sample["text"])), spaced(final_text(other["text"])))
 
 
 def by_number(samples: Iterable[Sample]) -> Callable[[Sample, Sample], float | None]:

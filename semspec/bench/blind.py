@@ -7,11 +7,12 @@ no figure does in which a control that nothing checks, the draft alone or `accep
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil, log2
 from typing import Any
 
 from semspec.bench.folder import Sample
 from semspec.bench.pairs import Figures
-from semspec.bench.verdict import ALPHA
+from semspec.bench.verdict import ALPHA, problems_alike
 
 CUT = 0.9  # of the target's answers; with so many cut off, what is left are beginnings
 ROOM = 2  # the target must be right on this many times the margin, or half of its right answers fit in it
@@ -92,6 +93,23 @@ def cut_note(summary: Mapping[str, Any]) -> list[str]:
     if cut < CUT:
         return []
     return [f"{100 * cut:.0f} % of the target's answers were cut at their length limit: quality is of beginnings."]
+
+
+def resolution_note(summary: Mapping[str, Any]) -> list[str]:
+    """Below a table: the least damage that this much data could have shown. Less of it is missed, and is not denied."""
+    tested = [arm for arm in summary["arms"].values() if arm.get("mcnemar_p_holm") is not None]
+    chosen = summary.get("deciding_measure")
+    if chosen is not None:
+        seen = [arm["measures"][chosen]["difference"] for arm in summary["arms"].values() if chosen in arm["measures"]]
+        halves = sorted((gap["high"] - gap["low"]) / 2 for gap in seen if gap["value"] and gap["high"] is not None)
+        least = f"By {chosen} a difference of about {halves[len(halves) // 2]:.2g} is the least that shows here"
+        return [f"{least}, less where an arm seldom differs."] if halves else []
+    if not tested or summary.get("graded"):
+        return []
+    n, fewest = max(arm["scored_in_common"] for arm in tested), ceil(log2(2 * len(tested) / ALPHA))
+    wanted = problems_alike(summary.get("margin", {}).get("points"), len(tested))
+    more = f"; with fewer than {wanted} nothing can be called equivalent" if n < wanted else ""
+    return [f"Of {n} answers {fewest} lost and none gained ({100 * fewest / n:.1f} %) are the fewest that show{more}."]
 
 
 def _unchecked(name: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from semspec.bench.agreement import Values
-from semspec.bench.arms import BASELINE, Arm
+from semspec.bench.arms import BASELINE, RESAMPLED, Arm
 from semspec.bench.blind import no_loss_in_answers, no_loss_in_measure
 from semspec.bench.candidates import PILOT, order_by_speed
 from semspec.bench.folder import Sample, key_of, load_run
@@ -47,6 +47,7 @@ class Choice:
     measure: str
     losses: dict[str, float]  # candidate -> share that it lost on the calibration's problems
     p: dict[str, float]
+    own_samples: float | None = None  # what the target's own other samples lose, where no answers are known
 
 
 def excess_p(losses: Sequence[float], bound: float, most: float = 1.0, purses: Purses = PURSES) -> float:
@@ -61,18 +62,19 @@ def loosest_safe(losses: Sequence[Sequence[float]], bound: float, confidence: fl
     return fixed_sequence(rejected) if len(rejected) else None
 
 
-def fewest_problems(bound: float, confidence: float) -> int:
-    """With fewer, not even a candidate that loses nothing of a target that is always right can be shown to be safe."""
+def fewest_problems(bound: float, confidence: float, worth: float = 1.0, most: float | None = None) -> int:
+    """With fewer, not even a candidate that loses nothing can be shown to be safe. `worth`: the mean of what there is
+    to lose, of right answers the target's accuracy; `most`: as in `excess_p`, by default where those are the unit."""
 
     def shows(n: int) -> bool:
-        return excess_p([-bound] * n, 0.0, 1 - bound) <= 1 - confidence
+        return excess_p([-bound * worth] * n, 0.0, 1 - bound if most is None else most) <= 1 - confidence
 
-    most = 8
-    while not shows(most):
-        most *= 2
-        if most > MANY:
+    upper = 8
+    while not shows(upper):
+        upper *= 2
+        if upper > MANY:
             return MANY
-    return bisect_left(range(most), True, key=shows)
+    return bisect_left(range(upper), True, key=shows)
 
 
 @dataclass(frozen=True)
@@ -126,35 +128,43 @@ def choose(
     decide by. Refused where the data could not show a loss."""
     scored: Values = {key_of(s): float(s["correct"]) for s in samples if s["correct"] is not None}
     own, control = [s for s in samples if s["arm"] == BASELINE], draft_of(run)
+    spread = None
     if scored:
         measure, values, unit, most = ACCURACY, scored, None, 1 - loss
         blind = no_loss_in_answers(own, None if control is None else (control, _distance(samples, control, scored)))
     else:
-        about = compare_measures(run, samples, Margin(share=loss), extra)[1]
+        found, about = compare_measures(run, samples, Margin(share=loss), extra)
         chosen = deciding(about, len({s["problem"] for s in samples}))
         if chosen is None or control is None:
             raise BadRequest("too few problems have a measure in common; calibrate on more of them")
         measure, values, unit, most = chosen, bounded(chosen, values_of(run, samples, extra)[chosen]), control, 1.0
         blind = no_loss_in_measure(own, chosen, about[chosen], control)
+        spread = found.get(RESAMPLED, {}).get(chosen, {}).get("of_distance")
     if blind:
         raise BadRequest(f"nothing can be certified: {blind}")
     losses = losses_of(samples, methods, values, unit)
     beyond = {name: losses.beyond(name, loss) for name in methods}
     at = loosest_safe([beyond[name] for name in methods], 0.0, confidence, most)
+    worth = max(1e-6, fsum(losses.worth) / max(1, len(losses.worth)))
     p = {name: excess_p(beyond[name], 0.0, most) for name in methods}
     if at is None:
         raise BadRequest(
             f"{len(losses.worth)} problems do not show that {methods[0]} loses less than {100 * loss:g} % of "
             f"{lost_of(measure)} with confidence {confidence:g} (p = {p[methods[0]]:.2g}); calibrate on more problems"
-            + (f" ({fewest_problems(loss, confidence)} at least)" if unit is None else "")
-            + ", allow more, or give stricter values"
+            f" ({fewest_problems(loss, confidence, worth, most):,} or more, if it loses nothing)"
+            ", allow more, or give stricter values"
         )
-    return Choice(methods[at], measure, {name: losses.share(name) for name in methods}, p)
+    return Choice(methods[at], measure, {name: losses.share(name) for name in methods}, p, spread)
 
 
 def check_bound(loss: float, confidence: float) -> None:
-    if not 0 < loss < 1 or not 0 < confidence < 1:
-        raise BadRequest(f"the loss is {loss:g} and the confidence {confidence:g}; give numbers between 0 and 1")
+    if not 0 < loss < 1:
+        raise BadRequest(f"the loss is {loss:g}; give a share above 0 and below 1, as 0.01")
+    if not 0 < confidence < 1:
+        raise BadRequest(
+            f"the confidence is {confidence:g}; give more than 0 and less than 1, as 0.95: no number of problems shows "
+            "a bound for certain"
+        )
 
 
 def _distance(samples: Sequence[Sample], control: str, values: Values) -> Figures:
@@ -172,7 +182,7 @@ def calibrate(
     no order yet, and get one from problems of its own."""
     check_bound(loss, confidence)
     left, spent = len(bench.problems), PILOT if by_speed else 0
-    if bench.task.scored and left - spent < (fewest := fewest_problems(loss, confidence)):
+    if left - spent < (fewest := fewest_problems(loss, confidence, most=None if bench.task.scored else 1.0)):
         besides = f", besides {spent} that order the candidates" if spent else ""
         raise BadRequest(
             f"{max(0, left - spent)} problems{besides} cannot show a loss under {100 * loss:g} % with confidence "

@@ -9,10 +9,11 @@ from __future__ import annotations
 from math import fsum
 from typing import Any
 
+from semspec.bench.answers import paired_test
 from semspec.bench.arms import on_trial, shown
 from semspec.bench.folder import Sample, deduplicated
 from semspec.bench.pairs import Figures, by_problem, paired, plain
-from semspec.bench.summary import batch_of, paired_test, times_faster
+from semspec.bench.summary import batch_of, times_faster
 from semspec.bench.verdict import correct
 from semspec.errors import BadRequest
 from semspec.statistics import ratio

@@ -10,6 +10,7 @@ from typing import Any
 
 from semspec.bench.folder import Sample
 from semspec.loop.repetition import find_repetition
+from semspec.tasks import Problem
 
 EXAMPLES = 3  # problems shown
 LONGEST, END = 1500, 500  # characters of a text that are shown, and how many of them from its end
@@ -72,6 +73,14 @@ def shortened(text: str) -> str:
     if len(text) <= LONGEST:
         return text
     return f"{text[: LONGEST - END]}\n… {len(text) - LONGEST:,} characters left out …\n{text[-END:]}"
+
+
+def asked(problem: Problem) -> dict[str, Any]:
+    """The question and its right answer as a sample keeps them: of a long one the ends."""
+    said = problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"]
+    question = "\n\n".join([str(said), *problem.turns])
+    answer = problem.answer if len(str(problem.answer)) <= LONGEST else shortened(str(problem.answer))
+    return {"question": shortened(question), "answer": answer}
 
 
 def _origins(origins: str) -> str:

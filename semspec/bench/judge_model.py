@@ -10,11 +10,14 @@ import hashlib
 import json
 import os
 import re
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 from semspec.bench.agreement import Values, final_text
 from semspec.bench.folder import Key, Sample, key_of
@@ -32,7 +35,24 @@ KEY_VARIABLE = "SEMSPEC_JUDGE_KEY"
 LONGEST = 8000  # characters of an answer that are shown to a judge
 REPLY_TOKENS = 512  # a model may think first
 SECONDS = 120.0
+TRIES, WAIT, LONGEST_WAIT = 5, 1.0, 60.0  # of a busy server; seconds, doubled each time
+BUSY = (429, 500, 502, 503, 504, 529)
 SCORES = {"A": 1.0, "B": 0.0, "TIE": 0.5}
+KEPT = ". What it has said is kept: the same command goes on from there"
+WORD = re.compile(r"\b(?:A|B)\b|\b[Tt]ie\b|\bTIE\b")
+LAST_WORD = re.compile(r"(?:^|:|\bis)\W*(a|b|tie)\W*$", re.IGNORECASE)  # "The better answer is: **b**."
+
+
+def verdict_of(reply: str) -> float | None:
+    """What a reply says: the word that it is or ends with; else the only one that it has. None where it has several or
+    none, or was cut off while it thought. In "B is a better answer" the article is no verdict."""
+    text = reply.rsplit("</think>", 1)[-1].strip()
+    if "<think>" in text:
+        return None
+    if found := LAST_WORD.search(text.rsplit("\n", 1)[-1]):
+        return SCORES[found[1].upper()]
+    words = {word.upper() for word in WORD.findall(text)}
+    return SCORES[words.pop()] if len(words) == 1 else None
 
 
 @dataclass
@@ -42,7 +62,7 @@ class JudgeModel:
     problems: int = 40
     requests: int = field(default=0, init=False)
     tokens: dict[str, int] = field(default_factory=lambda: {"prompt_tokens": 0, "completion_tokens": 0}, init=False)
-    unread: int = field(default=0, init=False)  # replies that name neither answer; they count as ties
+    unread: int = field(default=0, init=False)  # replies that name neither answer; their pairs are not counted
 
     def __post_init__(self) -> None:
         if not re.match(r"https?://", self.url):
@@ -50,13 +70,13 @@ class JudgeModel:
         if self.problems < 1:
             raise BadRequest(f"{self.problems} problems for the judge; give 1 or more")
 
-    def prefer(self, question: str, ours: str, theirs: str) -> float:
-        """1: ours in both orders; 0: theirs; between: a tie."""
+    def prefer(self, question: str, ours: str, theirs: str) -> float | None:
+        """1: ours in both orders; 0: theirs; between: a tie; None: a reply could not be read."""
         first = self._ask(PROMPT.format(question=question, a=_shown(ours), b=_shown(theirs)))
         second = self._ask(PROMPT.format(question=question, a=_shown(theirs), b=_shown(ours)))
-        return (first + 1 - second) / 2
+        return None if first is None or second is None else (first + 1 - second) / 2
 
-    def _ask(self, prompt: str) -> float:
+    def _ask(self, prompt: str) -> float | None:
         body = {"model": self.model, "messages": [{"role": "user", "content": prompt}], "temperature": 0,
                 "max_tokens": REPLY_TOKENS}  # fmt: skip
         headers = {"Content-Type": "application/json"}
@@ -65,29 +85,51 @@ class JudgeModel:
         request = urllib.request.Request(
             self.url.rstrip("/") + "/chat/completions", json.dumps(body).encode(), headers, method="POST"
         )
-        try:
-            with urllib.request.urlopen(request, timeout=SECONDS) as reply:
-                said = json.load(reply)
-            text = str(said["choices"][0]["message"]["content"] or "")
-        except urllib.error.HTTPError as error:
-            raise BadRequest(f"the judge at {self.url} answers with status {error.code}: {_detail(error)}") from None
-        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise BadRequest(f"the judge at {self.url} cannot be asked: {error or type(error).__name__}") from None
+        said = self._reply(request)
         self.requests += 1
-        usage = said.get("usage") if isinstance(said.get("usage"), dict) else {}
+        usage = said.get("usage")
         for name in self.tokens:
-            self.tokens[name] += int(usage.get(name) or 0)
-        words = re.findall(r"\b(A|B|TIE)\b", text.rsplit("</think>", 1)[-1].upper())
-        self.unread += not words
-        return SCORES[words[-1]] if words else SCORES["TIE"]
+            count = usage.get(name) if isinstance(usage, dict) else 0
+            self.tokens[name] += count if isinstance(count, int) else 0
+        found = verdict_of(str(said["choices"][0]["message"]["content"] or ""))
+        self.unread += found is None
+        return found
+
+    def _reply(self, request: urllib.request.Request) -> dict[str, Any]:
+        """Asked again while the server says that it is busy, as long as it says."""
+        for attempt in range(TRIES):
+            try:
+                with urllib.request.urlopen(request, timeout=SECONDS) as reply:
+                    said: dict[str, Any] = json.load(reply)
+                said["choices"][0]["message"]["content"]  # whether it is there
+                return said
+            except urllib.error.HTTPError as error:
+                if error.code in BUSY and attempt < TRIES - 1:
+                    time.sleep(_seconds(error.headers.get("Retry-After"), WAIT * 2**attempt))
+                    continue
+                raise BadRequest(
+                    f"the judge at {self.url} answers with status {error.code}: {_detail(error)}{KEPT}"
+                ) from None
+            except (OSError, HTTPException, ValueError, KeyError, IndexError, TypeError) as error:
+                what = error if isinstance(error, OSError) and str(error) else f"no chat completion ({error!r:.80})"
+                raise BadRequest(f"the judge at {self.url} cannot be asked: {what}{KEPT}") from None
+        raise AssertionError("the last try returns or raises")
 
     def cost(self) -> str:
         """What was asked, in words."""
-        unread = f", {self.unread} replies could not be read and count as ties" if self.unread else ""
+        unread = f", {self.unread} replies could not be read, so their pairs do not count" if self.unread else ""
         return (
             f"judge {self.model}: {self.requests} requests, {self.tokens['prompt_tokens']:,} tokens read, "
             f"{self.tokens['completion_tokens']:,} written{unread}"
         )
+
+
+def _seconds(told: str | None, own: float) -> float:
+    """What a server asks to wait, if it is a number; some give a date."""
+    try:
+        return min(LONGEST_WAIT, max(0.0, float(told or own)))
+    except ValueError:
+        return own
 
 
 def _shown(text: str) -> str:
@@ -121,7 +163,7 @@ def judged(
         asked = {s["problem"]: s["question"] for s in target if s.get("question")}
         some = set(list(asked)[: judge.problems])
         missing = [(a, b) for a, b in pairs if a["problem"] in some and key_of(a) not in found]
-        with (folder / FILE).open("a", encoding="utf-8") as file:
+        with (folder / FILE).open("a", encoding="utf-8") as file:  # a line a pair, so that nothing is asked twice
             for i, (ours, theirs) in enumerate(missing):
                 progress(i, len(missing))
                 same = ours["text"] == theirs["text"]
@@ -130,20 +172,21 @@ def judged(
                 file.flush()
                 found[key_of(ours)] = value
         progress(len(missing), len(missing))
-    if found:  # the target itself, against which arms are compared
-        found |= {key_of(s): 0.5 for s in samples if roles[s["arm"]] == "target"}
-    return found
+    known: Values = {key: value for key, value in found.items() if value is not None}
+    if known:  # the target itself, against which arms are compared
+        known |= {key_of(s): 0.5 for s in samples if roles[s["arm"]] == "target"}
+    return known
 
 
 def _digest(ours: Sample, theirs: Sample) -> str:
     return hashlib.sha256(json.dumps([ours["text"], theirs["text"]]).encode()).hexdigest()[:16]
 
 
-def _read(path: Path) -> Iterator[tuple[str, Key, float, str | None]]:
-    """Model, sample, preference, and of which texts; files of earlier versions do not say."""
+def _read(path: Path) -> Iterator[tuple[str, Key, float | None, str | None]]:
+    """Model, sample, preference if there is one, and of which texts; files of earlier versions do not say."""
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             model, arm, problem, repeat, value, *texts = json.loads(line)
         except ValueError:  # it was being written when the run was killed
             continue
-        yield model, (arm, problem, repeat), float(value), texts[0] if texts else None
+        yield model, (arm, problem, repeat), value, texts[0] if texts else None

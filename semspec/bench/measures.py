@@ -15,9 +15,10 @@ from semspec.bench.agreement import WORDS, Values, agreements, by_number, by_wor
 from semspec.bench.arms import RESAMPLED, on_trial, shown
 from semspec.bench.blind import separates
 from semspec.bench.folder import Sample, key_of
-from semspec.bench.pairs import Figures, both_sides, paired, plain
+from semspec.bench.pairs import Figures, paired, plain, sides_by_problem, two_lists
+from semspec.bench.tost import equivalence_p
 from semspec.bench.verdict import MIN_PROBLEMS, Margin, correct, decide
-from semspec.statistics import difference, equivalence_p, paired_p
+from semspec.statistics import difference, paired_p
 
 LIKELIHOOD, AT_REQUEST, LOWEST = "likelihood", "likelihood at the temperature", "least likely token"
 LIKELIHOODS = (LIKELIHOOD, AT_REQUEST, LOWEST)
@@ -64,15 +65,20 @@ def compare_measures(
     found: dict[str, dict[str, Figures]] = {name: {} for name in by_arm}
     about: Figures = {}
     for measure, values in values_of(run, samples, extra or {}).items():
-        sides = {
-            name: both_sides(paired(by_arm[name], by_arm[target]), lambda s: values.get(key_of(s)))  # noqa: B023
+        by_arms = {
+            name: sides_by_problem(paired(by_arm[name], by_arm[target]), lambda s: values.get(key_of(s)))  # noqa: B023
             for name in by_arm
         }
-        gap = difference(*sides[draft], bounded=False) if draft else None
+        unit = by_arms[draft] if draft else {}
+        # Of the unit's differences, where an arm has none: a number is right or wrong, and needs no such size.
+        usual = sqrt(sum((o - t) ** 2 for o, t in unit.values()) / len(unit)) if unit and measure != NUMBER else None
+        gap = difference(*two_lists(unit.values()), bounded=False, usual=usual)
         limit = margin.of_measure(gap.value if gap and (gap.low > 0 or gap.high < 0) else None)
-        for name, (ours, theirs) in sides.items():
-            if ours:
-                found[name][measure] = _figures(ours, theirs, limit, gap.value if gap else None)
+        share = None if gap is None or limit is None else limit / gap.value
+        margins = None if share is None else {problem: share * (o - t) for problem, (o, t) in unit.items()}
+        for name, seen in by_arms.items():
+            if seen:
+                found[name][measure] = _figures(seen, margins, gap.value if gap else None, usual)
         if measure in (LIKELIHOOD, AT_REQUEST):
             for name in found:
                 if measure in found[name]:
@@ -85,24 +91,36 @@ def compare_measures(
             lower = figures["difference"]["value"] < 0
             figures["verdict"] = decide(figures["p_holm"], figures["equivalence_p_holm"], lower)
             figures["as_own_samples"] = spreads and figures["verdict"] == "worse"
-            if figures["as_own_samples"]:
+        about[measure] = _about(run, told, len(by_arms[target]), limit) | {"own_samples_lower": spreads}
+        # The share of answers that may change within the margin, if each loses as much as the draft's worst.
+        about[measure]["may_change"] = limit / max(abs(o - t) for o, t in unit.values()) if limit else None
+        for figures in told.values():
+            blind = figures["verdict"] == "equivalent" and about[measure]["separates_random"] is False
+            if figures["as_own_samples"] or blind:
                 figures["verdict"] = "unclear"
-        about[measure] = _about(run, told, len(sides[target][0]), limit) | {"own_samples_lower": spreads}
     if MEANING in about:
         about[MEANING]["by"] = encoder or WORDS
     return found, about
 
 
-def _figures(ours: list[float], theirs: list[float], limit: float | None, distance: float | None) -> Figures:
-    found = difference(ours, theirs, bounded=False)
+def _figures(
+    sides: Mapping[str, tuple[float, float]], margins: Mapping[str, float] | None, distance: float | None,
+    usual: float | None,
+) -> Figures:  # fmt: skip
+    """Of one arm, by problem. `margins`: the share of the draft's own differences that may be lost, by problem."""
+    ours, theirs = two_lists(sides.values())
+    found = difference(ours, theirs, bounded=False, usual=usual)
     assert found is not None
+    common = [] if margins is None else [problem for problem in sides if problem in margins]
     return {
         "problems": len(ours),
         "value": sum(ours) / len(ours),
         "difference": plain(found),
         "of_distance": found.value / distance if distance else None,  # 0: as the target, 1: as the draft alone
         "p": paired_p(ours, theirs),
-        "equivalence_p": None if limit is None else equivalence_p(ours, theirs, limit),
+        "equivalence_p": equivalence_p(*two_lists(sides[p] for p in common), [margins[p] for p in common], usual)
+        if margins is not None
+        else None,
     }
 
 

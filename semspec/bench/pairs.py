@@ -26,11 +26,24 @@ def paired(ours: list[Sample], theirs: list[Sample]) -> list[Row]:
     return [(s, other) for s in ours if (other := others.get((s["problem"], s["repeat"]))) is not None]
 
 
-def both_sides(pairs: list[Row], value: Callable[[Sample], float | None]) -> tuple[list[float], list[float]]:
-    """By problem, the mean of either side over its repeats, where both are known."""
+def sides_by_problem(pairs: list[Row], value: Callable[[Sample], float | None]) -> dict[str, tuple[float, float]]:
+    """Of each problem, the mean of either side over its repeats, where both are known."""
     known = by_problem(row for row in pairs if value(row[0]) is not None and value(row[1]) is not None)
-    ours, theirs = ([fsum(value(row[side]) or 0.0 for row in g) / len(g) for g in known] for side in (0, 1))
-    return ours, theirs
+
+    def mean(group: list[Row], side: int) -> float:
+        return fsum(value(row[side]) or 0.0 for row in group) / len(group)
+
+    return {str(group[0][0]["problem"]): (mean(group, 0), mean(group, 1)) for group in known}
+
+
+def both_sides(pairs: list[Row], value: Callable[[Sample], float | None]) -> tuple[list[float], list[float]]:
+    """The same as two lists."""
+    return two_lists(sides_by_problem(pairs, value).values())
+
+
+def two_lists(sides: Iterable[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    known = list(sides)
+    return [ours for ours, _ in known], [theirs for _, theirs in known]
 
 
 def quotient(count: float, whole: float | None) -> float | None:

@@ -16,9 +16,9 @@ from typing import Any
 from semspec import tasks, verify
 from semspec.bench.arms import GREEDY_SPREAD, Arm, arms_for, parse_arm
 from semspec.bench.controls import PILOT, coin_for, unchecked_for
-from semspec.bench.examples import LONGEST, shortened
+from semspec.bench.examples import asked
 from semspec.bench.folder import RunFolder, load_run, surroundings
-from semspec.bench.inputs import inputs_of
+from semspec.bench.inputs import fitting, inputs_of
 from semspec.bench.likelihood import Likelihood, likelihoods, summed_up
 from semspec.bench.names import model_name
 from semspec.bench.record import HeadRecorder, Pass, Recorder, RecordingExecutor
@@ -112,9 +112,8 @@ class Bench:
         )
         if config.shared_prompts:
             self.pair = self.pair.cached()
-        self.problems = self.task.for_model(
-            self.problems, self.pair.tokenizer, self.pair.target.max_seq_len, config.max_new_tokens
-        )
+        self.problems = fitting(self.task, self.problems, self.pair, config.max_new_tokens)
+        self._places: dict[str, int] = {}  # of problems, by id
         self.measured = not self.task.scored if config.controls is None else config.controls
         self.arms = arms_for(
             config.methods, self.pair.draft is not None, config.num_draft_tokens, config.drafter,
@@ -231,7 +230,7 @@ class Bench:
                 {
                     "arm": arm.name,
                     "problem": problem.id,
-                    "index": self.problems.index(problem),
+                    "index": self._place(problem),
                     "repeat": repeat,
                     "group": problem.group,
                     "seed": turns[0].seed,
@@ -250,7 +249,7 @@ class Bench:
                     "stats": Stats.pooled(r.stats for r in turns).to_dict(),
                     "passes": passes if i == 0 else [],  # a batch's passes are everybody's
                     **({"likelihood": self._likelihood(arm, told)} if self.measured else {}),
-                    **(self._asked(problem) if arm.role == "target" and repeat == 0 else {}),
+                    **(asked(problem) if arm.role == "target" and repeat == 0 else {}),
                 }
             )
         return samples
@@ -268,14 +267,6 @@ class Bench:
         with dense(self.pair.target):
             rows = likelihoods(self.pair.target, texts, self.config.temperature)
         return summed_up([row for turn in rows for row in turn])
-
-    @staticmethod
-    def _asked(problem: Problem) -> dict[str, Any]:
-        """The question and its right answer, for a report's examples: once a problem, and of a long one the ends."""
-        said = problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"]
-        question = "\n\n".join([str(said), *problem.turns])
-        answer = problem.answer if len(str(problem.answer)) <= LONGEST else shortened(str(problem.answer))
-        return {"question": shortened(question), "answer": answer}
 
     def _score(self, problem: Problem, text: str) -> float | None:
         """True or False, or the score of a graded task; None where nothing is scored."""
@@ -329,9 +320,15 @@ class Bench:
         options = [replace(self._options(arm, p, p.prompt, repeat), max_new_tokens=1) for p in group]
         self._pair(arm).generate([p.prompt for p in group], options)
 
+    def _place(self, problem: Problem) -> int:
+        """Where it is in the run: of many problems a search would take as long as a pass, on the clock."""
+        if len(self._places) != len(self.problems):
+            self._places = {p.id: i for i, p in enumerate(self.problems)}
+        return self._places[problem.id]
+
     def _options(self, arm: Arm, problem: Problem, chat: Any, repeat: int) -> Any:
         """The same seed for every arm but a resampled target, another for every problem and repeat."""
-        c, index = self.config, self.problems.index(problem)
+        c, index = self.config, self._place(problem)
         again = arm.role == "resampled" and not c.temperature
         left = self.pair.target.max_seq_len - len(encode(self.pair.tokenizer, chat))
         return arm.options(

@@ -16,13 +16,14 @@ from math import fsum
 from typing import Any
 
 from semspec.bench.agreement import Values
+from semspec.bench.answers import margins_by_problem, paired_test, right_answers
 from semspec.bench.arms import GREEDY_SPREAD, on_trial, shown
 from semspec.bench.blind import CUT, within_margin
 from semspec.bench.folder import Sample, deduplicated
 from semspec.bench.measures import compare_measures, deciding, draft_of
 from semspec.bench.names import natural
-from semspec.bench.pairs import Figures, Row, both_sides, by_problem, paired, plain, quotient
-from semspec.bench.verdict import ALPHA, MIN_PROBLEMS, Margin, correct, decide
+from semspec.bench.pairs import Figures, Row, by_problem, paired, plain, quotient
+from semspec.bench.verdict import ALPHA, MIN_PROBLEMS, Margin, correct, decide, problems_alike
 from semspec.errors import BadRequest
 from semspec.loop.repetition import find_repetition
 from semspec.statistics import (
@@ -30,9 +31,7 @@ from semspec.statistics import (
     Share,
     difference,
     discordant,
-    equivalence_p,
     holm,
-    mcnemar,
     mcnemar_greater,
     paired_ratio,
     ratio,
@@ -62,8 +61,9 @@ def summarise(
     draft = draft_of(run)
     lost = difference(*right_answers(pairs[draft])) if draft else None
     limit = margin.of_accuracy(lost.value if lost else None)
+    unit = margins_by_problem(pairs[draft], margin.share) if draft and margin.share is not None else None
     figures = {
-        name: describe(arms[name], by_arm[name], loops, batch) | compare(arms[name], pairs[name], batch, limit)
+        name: describe(arms[name], by_arm[name], loops, batch) | compare(arms[name], pairs[name], batch, limit, unit)
         for name in names
     }
     others = [name for name in names if name != baseline and on_trial(run, arms[name])]
@@ -84,9 +84,10 @@ def summarise(
             [pairs[name] for name in others], lambda s: s["finish_reason"] == "length"
         ),
     }
+    enough = problems_alike(measures[chosen]["may_change"] if chosen else limit, len(others))
     for i, name in enumerate(others):
         excesses = {what: often for what, found in problems.items() if (often := found[i])}
-        figures[name] |= verdict(figures[name], excesses, chosen, measures, blind)
+        figures[name] |= verdict(figures[name], excesses, chosen, measures, blind, enough)
     for name in (name for name in names if not on_trial(run, arms[name])):
         figures[name] |= {"quality": "spread", "sampled_at": GREEDY_SPREAD}
     return {
@@ -177,33 +178,16 @@ def tau(problems: list[list[Sample]]) -> Estimate | None:
     return ratio([a + b for a, b in zip(drafted, rounds, strict=True)], rounds)
 
 
-def right_answers(pairs: list[Row]) -> tuple[list[float], list[float]]:
-    """By problem, the share of right answers of either side, where both were scored."""
-    return both_sides(pairs, lambda s: s["correct"])
-
-
-def paired_test(pairs: list[Row], limit: float | None = None) -> Figures:
-    """On how many problems the one side is better and worse than the other, whether that may be chance, and whether a
-    difference beyond the limit is ruled out."""
-    ours, theirs = right_answers(pairs)
-    gained, lost = discordant(a - b for a, b in zip(ours, theirs, strict=True))
-    return {
-        "gained": gained if ours else None,
-        "lost": lost if ours else None,
-        "mcnemar_p": mcnemar(gained, lost) if ours else None,
-        "equivalence_p": None if limit is None else equivalence_p(ours, theirs, limit),
-        "accuracy_difference": plain(difference(ours, theirs)),
-    }
-
-
-def compare(arm: dict[str, Any], pairs: list[Row], batch: int, limit: float | None) -> Figures:
+def compare(
+    arm: dict[str, Any], pairs: list[Row], batch: int, limit: float | None, unit: Mapping[str, float] | None = None
+) -> Figures:
     """What an arm did next to the target alone."""
     problems = by_problem(pairs)
     lengths = [[fsum(len(row[side]["tokens"]) for row in group) for group in problems] for side in (0, 1)]
     return {
         "problems_in_common": len(problems),
         "scored_in_common": len(right_answers(pairs)[0]),
-        **paired_test(pairs, limit),
+        **paired_test(pairs, limit, unit),
         "retention": plain(paired_ratio(*right_answers(pairs))),
         "length_ratio": plain(ratio(lengths[0], lengths[1])),
         "identical_outputs": Share.clustered(
@@ -221,12 +205,14 @@ def compare(arm: dict[str, Any], pairs: list[Row], batch: int, limit: float | No
 
 
 def verdict(
-    found: Figures, excesses: dict[str, str], chosen: str | None, measures: Figures, blind: str | None
+    found: Figures, excesses: dict[str, str], chosen: str | None, measures: Figures, blind: str | None, enough: int
 ) -> Figures:
     """The verdict on an arm's quality and speed. `excesses`: what happens to it more often than by chance. `chosen`:
-    the measure that decides where nothing is scored. `blind`: why right answers cannot show a loss, if they cannot."""
+    the measure that decides where nothing is scored. `blind`: why right answers cannot show a loss, if they cannot.
+    `enough`: so many answers that are the same, token for token, make a lossy rule equivalent."""
     p, scored, lost, gained = (found[k] for k in ("mcnemar_p_holm", "scored_in_common", "lost", "gained"))
     same = found["identical_outputs"] is not None and found["identical_outputs"]["share"] == 1
+    alike = same and (found["lossless"] or found["problems_in_common"] >= enough)
     worse = [f"{what} in {how_often}" for what, how_often in excesses.items()]
     few = f"in common with the target alone are too few; {MIN_PROBLEMS} are needed at least"
     quality, refused = "unmeasured", None
@@ -234,20 +220,18 @@ def verdict(
         quality = decide(p, None if blind else found["equivalence_p_holm"], (lost or 0) > (gained or 0))
         if quality == "worse":
             worse.insert(0, f"right answers lost on {lost} problems and gained on {gained} (p = {p:.2g})")
-        elif (
-            blind and quality == "unclear" and not found["lossless"] and not (same and found["cap_rate"]["share"] < CUT)
-        ):
+        elif blind and quality == "unclear" and not (found["lossless"] or (alike and found["cap_rate"]["share"] < CUT)):
             refused = blind  # the same beginnings, of answers that were cut off, say nothing of a lossy rule
     elif chosen is not None and chosen in found["measures"]:
         own = found["measures"][chosen]
         quality = own["verdict"]
         if quality == "worse":
             worse.insert(0, f"{chosen} is {own['difference']['value']:+.3f} (p = {own['p_holm']:.2g})")
-        elif measures[chosen]["separates_random"] is False and not same:
+        elif measures[chosen]["separates_random"] is False and not alike:
             quality, refused = "unclear", f"{chosen} cannot tell random from the target here, so quality is not known"
         elif own.get("as_own_samples"):
             refused = f"{chosen} is lower, as it is of the target's own samples, too, so quality is not known"
-    if same and quality == "unclear" and refused is None:
+    if alike and quality == "unclear" and refused is None:
         quality = "equivalent"
     if found["problems_in_common"] < MIN_PROBLEMS:
         refused = f"{found['problems_in_common']} problems {few}"

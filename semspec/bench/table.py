@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from semspec.bench.blind import cut_note
+from semspec.bench.blind import cut_note, resolution_note
 from semspec.bench.measures import sentences
 from semspec.bench.names import described, natural, task_name
 
@@ -299,7 +299,8 @@ def notes(summary: dict[str, Any]) -> list[str]:
     shares = [arm["accuracy"]["share"] for arm in summary["arms"].values() if arm["accuracy"]]
     if shares and not any(shares):
         lines.append("No arm has a correct answer.")
-    return lines + cut_note(summary) + margin_note(summary) + correction(summary["arms"])
+    lines += cut_note(summary) + margin_note(summary) + resolution_note(summary)
+    return lines + correction(summary["arms"])
 
 
 def margin_note(summary: dict[str, Any]) -> list[str]:

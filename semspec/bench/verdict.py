@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import ceil, log
 
 from semspec.bench.pairs import Figures
 from semspec.errors import BadRequest
@@ -64,6 +65,12 @@ def correct(figures: Mapping[str, Figures], arms: Iterable[str], p: str) -> None
     names = list(arms)
     for name, corrected in zip(names, holm([figures[name].get(p) for name in names]), strict=True):
         figures[name][f"{p}_holm"] = corrected
+
+
+def problems_alike(share: float | None, arms: int) -> int:
+    """How many answers must be the same, token for token, and none another, so that more changed ones than this share
+    are ruled out: the margin, where a changed one is lost. Corrected for the number of arms."""
+    return ceil(log(ALPHA / max(1, arms)) / log(1 - (share or POINTS)))
 
 
 def decide(p_differs: float | None, p_equivalent: float | None, loses: bool) -> str:

@@ -16,7 +16,7 @@ from semspec.cli.spread import spread
 from semspec.errors import BadRequest
 
 if TYPE_CHECKING:
-    from semspec.text.tokenizer import Prompt
+    from semspec.tasks import Problem
 
 MIN_PROMPTS = 3  # fewer have no interval worth the name
 
@@ -62,19 +62,23 @@ def advise(
     from semspec.advise.measure import LOSSY, candidates, measure
     from semspec.advise.page import html as page
     from semspec.advise.page import terminal
+    from semspec.bench.inputs import check_room
     from semspec.loop.cost_profile import device_name
     from semspec.model.threads import busy
 
     allowed = share(max_likelihood_loss, "--max-likelihood-loss")
-    chosen = choose(prompts, task, data, n, seed)
+    problems = choose(prompts, task, data, n, seed)
     warn_if_busy()
     with loading(quiet) as report:
         pair = model.load(slots=1, report=report)
+    check_room(problems, pair.tokenizer, pair.target.max_seq_len, max_new_tokens)
+    chosen = [problem.prompt for problem in problems]
     tried = candidates(pair, temperature, verifier or LOSSY, drafter or ())
     with bar("advise") as progress:
         found = measure(pair, chosen, tried, progress, max_new_tokens=max_new_tokens, temperature=temperature)
     device = device_name(pair.target.device)
-    advice = conclude(found, model.target, model.draft, device, temperature, allowed, busy() or "")
+    given = task or f"jsonl:{prompts}"
+    advice = conclude(found, model.target, model.draft, device, temperature, allowed, busy() or "", given)
     if as_json:
         typer.echo(json.dumps(advice.to_dict(), ensure_ascii=False))
     else:
@@ -83,7 +87,7 @@ def advise(
         html.write_text(page(advice), encoding="utf-8", errors="backslashreplace")
 
 
-def choose(path: Path | None, task: str | None, data: Path | None, n: int, seed: int) -> list[Prompt]:
+def choose(path: Path | None, task: str | None, data: Path | None, n: int, seed: int) -> list[Problem]:
     from semspec import tasks
     from semspec.tasks import base
     from semspec.tasks.jsonl import JsonLines
@@ -95,7 +99,7 @@ def choose(path: Path | None, task: str | None, data: Path | None, n: int, seed:
         problems = base.choose(there, min(n, len(there)), seed, path.name)
     else:
         problems = tasks.make(task or "", data).problems(n, seed)
-    found = [problem.prompt for problem in problems]
-    if len(found) < MIN_PROMPTS:
-        raise BadRequest(f"there are {len(found)} prompts to try; give {MIN_PROMPTS} or more, for the intervals")
-    return found
+    if len(problems) < MIN_PROMPTS:
+        there_are = "there is 1 prompt" if len(problems) == 1 else f"there are {len(problems)} different prompts"
+        raise BadRequest(f"{there_are} to try; give {MIN_PROMPTS} or more, for the intervals")
+    return problems

@@ -93,10 +93,14 @@ def calibrate(
         mark = "chosen" if name == choice.method else "safe" if choice.p[name] <= 1 - confidence else "not shown safe"
         say.print(f"{name}: loss {100 * choice.losses[name]:+.2f} %, p {choice.p[name]:.2g}, {mark}", markup=False)
     say.print(profile.promise, markup=False)
+    if choice.own_samples is not None:
+        say.print(
+            f"the target's own other samples lose {100 * choice.own_samples:+.0f} % of that distance", markup=False
+        )
     say.print(f"use it: --verifier profile:{path}", markup=False)
     if not sys.stdout.isatty():
         typer.echo(json.dumps({"profile": str(path), "verifier": profile.verifier, "measure": choice.measure,
-                               "losses": choice.losses, "p": choice.p}))  # fmt: skip
+                               "losses": choice.losses, "p": choice.p, "own_samples": choice.own_samples}))  # fmt: skip
 
 
 def share(text: str, option: str) -> float:
@@ -104,5 +108,5 @@ def share(text: str, option: str) -> float:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%?)\s*", text)
     value = float(found[1]) / (100 if found[2] else 1) if found else 0.0
     if not 0 < value < 1:
-        raise BadRequest(f"{option} is {text!r}; give a share between 0 and 1, as 1% or 0.01")
+        raise BadRequest(f"{option} is {text!r}; give a share above 0 and below 1, as 1% or 0.01")
     return value

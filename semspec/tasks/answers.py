@@ -16,6 +16,7 @@ from fractions import Fraction
 
 from semspec.tasks.equivalence import choice, equivalent, rational
 from semspec.tasks.numerals import first_number, last_number, last_numeral
+from semspec.tasks.scripts import LETTER
 
 THINK, END_THINK = "<think>", "</think>"
 _FAR = 1000  # characters; an answer is shorter, and a model that repeats itself must not cost quadratic time
@@ -157,4 +158,4 @@ def same_text(text: str, reference: str) -> bool:
 def contains(text: str, reference: str) -> bool:
     """Whether an output has the reference in it as whole words, outside reasoning; case and spacing aside."""
     right = re.escape(_words(reference))
-    return bool(right) and re.search(rf"(?<!\w){right}(?!\w)", _words(visible(text))) is not None
+    return bool(right) and re.search(rf"(?<!{LETTER}){right}(?!{LETTER})", _words(visible(text))) is not None

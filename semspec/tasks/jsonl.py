@@ -1,7 +1,8 @@
 """`jsonl`: anyone's own problems, one JSON object per line, or one question per line of a .txt file.
 
-A line has a `prompt` (text), a `question` (put to a chat model) or `messages` (a chat), and may have an `answer`, an
-`id` and a `group`. `match=` says how answers are compared; without it there are prompts only.
+A line has a `prompt` (text), a `question` (put to a chat model), `messages` (a chat) or `turns` (a user's messages, as
+in MT-bench: each is put after the answer to the last), and may have an `answer`, an `id` and a `group`. `match=` says
+how answers are compared; without it there are prompts only. Rows that say the same count once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from semspec.errors import BadRequest
 from semspec.tasks import answers
-from semspec.tasks.base import FileTask, Problem, Row, ask, existing
+from semspec.tasks.base import FileTask, Problem, Row, ask, choose, existing
 from semspec.text.tokenizer import Prompt
 
 MATCH: dict[str, Callable[[str, str], bool]] = {
@@ -48,6 +49,22 @@ class JsonLines(FileTask):
         return existing(path, self.name)
 
     def load(self) -> list[Problem]:
+        """Each problem once, however often a file has it: copies would count as so many proofs of the same thing."""
+        found: dict[str, Problem] = {}
+        for problem in self._rows():
+            found.setdefault(repr((problem.prompt, problem.turns, problem.answer)), problem)
+        return list(found.values())
+
+    def problems(self, n: int | None, seed: int) -> list[Problem]:
+        found = self.load()
+        if n is not None and n > len(found) < (rows := len(self._rows())):
+            raise BadRequest(
+                f"{n} problems were asked for, and of the {rows} rows of {self.find()} {len(found)} are different; "
+                "give that number or less"
+            )
+        return choose(found, n, seed, self.name)
+
+    def _rows(self) -> list[Problem]:
         problems = super().load()
         if len({problem.id for problem in problems}) < len(problems):
             raise BadRequest(f"{self.find()} gives one id to several rows; make each id its own, or leave ids out")
@@ -59,18 +76,22 @@ class JsonLines(FileTask):
             raise row.error(f"has the answer {answer!r}; give a text or a number")
         if self.match == "number" and answers.number(str(answer)) is None:
             raise row.error(f"has the answer {answer!r}, which match=number cannot read")
-        return Problem(str(row.get("id", f"jsonl/{row.index}")), _prompt(row), answer, str(row.get("group", "")))
+        prompt, turns = _prompt(row)
+        return Problem(str(row.get("id", f"jsonl/{row.index}")), prompt, answer, str(row.get("group", "")), turns)
 
     def score(self, problem: Problem, text: str) -> float:
         return MATCH[self.match](text, str(problem.answer)) if self.match else super().score(problem, text)
 
 
-def _prompt(row: Row) -> Prompt:
+def _prompt(row: Row) -> tuple[Prompt, tuple[str, ...]]:
+    """The prompt, and a user's further turns."""
     if isinstance(row.get("prompt"), str):
-        return str(row["prompt"])
+        return str(row["prompt"]), ()
     if isinstance(row.get("question"), str):
-        return ask(row["question"])
-    messages = row.get("messages")
+        return ask(row["question"]), ()
+    messages, turns = row.get("messages"), row.get("turns")
     if isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages):
-        return messages
-    raise row.error("has no prompt; give it a 'prompt', a 'question' or 'messages'")
+        return messages, ()
+    if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
+        return ask(turns[0]), tuple(turns[1:])
+    raise row.error("has no prompt; give it a 'prompt', a 'question', 'messages' or a user's 'turns'")

@@ -10,10 +10,13 @@ import re
 from collections import deque
 from fractions import Fraction
 
+from semspec.tasks.scripts import LETTER
+
 MAX_CHARS = 300  # a longer number or formula comes from a model that repeats itself
 
 _NUMERAL = re.compile(
-    r"""(?<![\w.]) (?P<minus>(?<![)\]}%])[-\u2212](?=[\d.$\\]))? (?:\\?\$(?P<minus2>-)?)?
+    rf"(?<!{LETTER})(?<!\.)"
+    r"""(?P<minus>(?<![)\]}%])[-\u2212](?=[\d.$\\]))? (?:\\?\$(?P<minus2>-)?)?
     (?: \\[dtc]?frac\s*\{(?P<top>\d+)\}\s*\{(?P<bottom>0*[1-9]\d*)\}
       | (?P<whole>\d{1,3}(?:(?:,(?:\\!\ ?)?|\{,\})\d{3})+(?!\d)|\d+)? (?P<part>\.\d+)? (?(whole)|(?(part)|(?!)))
         (?: [eE](?P<e>[-+]?\d{1,3})(?!\w)

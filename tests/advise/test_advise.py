@@ -239,6 +239,18 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = json.loads(ran.stdout[ran.stdout.index("{") :])
     assert {p["rule"] for p in found["predictions"]} == {"exact", "margin", "accept-all"} and found["prompts"] == 3
     assert "Does speculation pay for pocket?" in page.read_text()
+    assert any(f"--task jsonl:{prompts} --method" in step for step in found["steps"]), "a command as it can be run"
+
+
+def test_prompts_longer_than_the_context_are_named_before_anything_is_measured(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Mia has 4 pens.\nMia has 5.\nMia has 6.\n" + "word " * 600 + "\n")
+    asked = ["advise", "pocket", "--context", "512", "--prompts", str(prompts), "--max-new-tokens", "40", "--quiet"]
+    with pytest.raises(BadRequest, match=r"1 of 4 prompts do not fit .* 512 tokens beside 40 .*: jsonl/3; the longest"):
+        CliRunner().invoke(app, asked, catch_exceptions=False)
+    prompts.write_text("Mia has 4 pens.\n")
+    with pytest.raises(BadRequest, match="there is 1 prompt to try; give 3"):
+        CliRunner().invoke(app, asked, catch_exceptions=False)
 
 
 @pytest.mark.parametrize("suffix", ["txt", "jsonl"])
@@ -250,7 +262,7 @@ def test_the_seed_chooses_among_the_prompts_of_a_file(tmp_path: Path, suffix: st
     )
 
     def chosen(seed: int, n: int = 8) -> list[str]:
-        return [str(prompt[0]["content"]) for prompt in choose(path, None, None, n, seed)]
+        return [str(problem.prompt[0]["content"]) for problem in choose(path, None, None, n, seed)]
 
     assert len(set(chosen(0))) == 8 and set(chosen(0)) <= set(said), "without a mark before the first"
     assert chosen(0) != chosen(1) and chosen(1) == chosen(1), "not always the first eight"

@@ -17,7 +17,7 @@ import semspec
 from semspec import verify
 from semspec.bench import candidates as tried
 from semspec.bench.arms import arms_for
-from semspec.bench.calibrate import MANY, calibrate, fewest_problems, loosest_safe
+from semspec.bench.calibrate import MANY, calibrate, check_bound, fewest_problems, loosest_safe
 from semspec.bench.candidates import LADDERS, candidates, order_by_speed, several
 from semspec.bench.folder import load_run, write_json
 from semspec.bench.run import Bench, Config
@@ -144,3 +144,16 @@ def test_several_options_are_calibrated_together(
 
 def test_a_bound_that_nothing_can_show_is_refused_at_once() -> None:
     assert fewest_problems(1e-9, 0.95) == MANY
+
+
+@pytest.mark.parametrize(
+    ("loss", "confidence", "message"),
+    [
+        (0.0, 0.95, "the loss is 0; give a share above 0"),
+        (0.01, 1.0, "the confidence is 1; give more than 0 and less than 1, as 0.95"),
+        (0.01, 95.0, "the confidence is 95;"),
+    ],
+)
+def test_a_bound_without_a_meaning_is_named(loss: float, confidence: float, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        check_bound(loss, confidence)

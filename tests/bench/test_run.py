@@ -292,3 +292,22 @@ def test_a_run_records_questions_once(finished: Path) -> None:
 def test_no_arm_finds_what_another_has_read(finished: Path) -> None:
     _, samples = load_run(finished)
     assert len({s["arm"] for s in samples}) > 1 and all(s["stats"]["cached_tokens"] == 0 for s in samples)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"question": "word " * 600},
+            r"1 of 4 prompts do not fit into the context of 512 .*: jsonl/3; the longest",
+        ),
+        ({"prompt": ""}, "problem jsonl/3: the prompt is empty"),
+        ({"messages": [{"role": "user"}]}, "problem jsonl/3: a chat message needs a role and a content"),
+    ],
+)
+def test_a_prompt_that_cannot_be_read_is_told_before_any_is_answered(tmp_path: Path, row: dict, message: str) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps(one) + "\n" for one in [*({"question": f"Why {i}?"} for i in range(3)), row]))
+    small = semspec.load("pocket", context=512, device="cpu")
+    with pytest.raises(BadRequest, match=message):
+        Bench(Config(task=f"jsonl:path={file}", methods=["fly"], device="cpu"), small)

@@ -552,3 +552,19 @@ def test_without_math_verify_the_error_says_what_to_install(tmp_path: Path, monk
     monkeypatch.setattr(math_worker, "CHILD", tmp_path / "child.py")
     with pytest.raises(SemspecError, match=r"not_there.*pip install math-verify"):
         equivalent("x + x", "2x")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("答案是12。", 12), ("一共有 3 个,又来 4 个,共7个", 7), ("合計は1,250円です", 1250), ("총12개입니다", 12),
+        ("คำตอบคือ15", 15), ("所以 \\boxed{9}", 9), ("温度是-5度", -5), ("x12 und B2B", None), ("Ж12", None),
+    ],
+)  # fmt: skip
+def test_a_number_may_stand_beside_letters_of_scripts_without_spaces(text: str, found: int | None) -> None:
+    assert final_number(text) == found
+
+
+def test_words_of_scripts_without_spaces_are_found_within_a_text() -> None:
+    assert contains("首都是北京。", "北京") and not contains("首都是北京。", "上海")
+    assert not contains("partial", "art") and contains("an art", "art")

@@ -372,10 +372,27 @@ def test_jsonl_prompts(write: Write, tmp_path: Path) -> None:
     assert (first.id, first.prompt) == ("jsonl/0", "Once")
     assert (second.id, question(second), second.group) == ("why", "Why?", "g")
     assert third.prompt == messages
+    turns = write("turns.jsonl", [{"question_id": 81, "turns": ["Compose.", "Again."]}]) / "turns.jsonl"
+    (talk,) = make(f"jsonl:path={turns}").problems(None, 0)
+    assert (question(talk), talk.turns) == ("Compose.", ("Again.",)), "a file in the form of MT-bench"
     for spec in ("jsonl:path=own.jsonl", "jsonl:own.jsonl", "jsonl:own.jsonl,match="):
         assert make(spec, tmp_path).problems(None, 0) == [first, second, third]
     with pytest.raises(BadRequest, match="nothing can be scored"):
         task.score(first, "text")
+
+
+def test_a_prompt_that_a_file_repeats_counts_once(tmp_path: Path) -> None:
+    """Else one prompt, copied 200 times, would show that a rule loses nothing."""
+    file = tmp_path / "logged.txt"
+    file.write_text("Why?\nSince when?\nWhy?\nWhy?\n")
+    task = make(f"jsonl:path={file}")
+    assert [(p.id, question(p)) for p in task.problems(None, 0)] == [("jsonl/0", "Why?"), ("jsonl/1", "Since when?")]
+    assert len(task.problems(2, 0)) == 2
+    with pytest.raises(BadRequest, match=r"of the 4 rows of .* 2 are different"):
+        task.problems(3, 0)
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"question": "Why?", "answer": "a"}\n{"question": "Why?", "answer": "b"}\n')
+    assert len(make(f"jsonl:path={own},match=exact").problems(None, 0)) == 2, "with other answers they are others"
 
 
 @pytest.mark.parametrize("name", ["own.txt", "own.jsonl", "own.json", "own.csv"])
@@ -417,7 +434,7 @@ def test_jsonl_matches(match: str, answer: Any, right: str, wrong: str, write: W
         ([{"question": "?"}], "row 1 .* has no field 'answer'"),
         ([{"question": "?", "answer": ["a"]}], "give a text or a number"),
         ([{"question": "?", "answer": "many"}], "match=number cannot read"),
-        ([{"answer": 1}], "give it a 'prompt', a 'question' or 'messages'"),
+        ([{"answer": 1}], "give it a 'prompt', a 'question', 'messages' or a user's 'turns'"),
         ([{"messages": [], "answer": 1}], "give it a 'prompt'"),
         ([{"question": "?", "answer": 1, "id": 5}] * 2, "one id to several rows"),
     ],

@@ -1,0 +1,151 @@
+"""Another model as a judge: what it is asked, what its replies say, and servers that are busy, slow or broken."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from semspec.bench import judge_model
+from semspec.bench.judge_model import JudgeModel, judged, verdict_of
+from semspec.bench.summary import summarise
+from semspec.errors import BadRequest
+from tests.bench.test_measures import made_up
+
+BROKEN = {
+    "page": "<html>welcome</html>", "list": "[]", "null": "null", "empty": "", "none": '{"choices": []}',
+    "usage": '{"choices": [{"message": {"content": "A"}}], "usage": {"prompt_tokens": "many", "completion_tokens": 1}}',
+}  # fmt: skip
+
+
+class Fake(BaseHTTPRequestHandler):
+    """Likes answers with an even number of apples; a "first" model likes whatever comes first."""
+
+    asked: list[str] = []  # noqa: RUF012
+    busy = 0
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        prompt = body["messages"][0]["content"]
+        Fake.asked.append(prompt)
+        a, b = ("even" in part for part in prompt.split("<answer B>"))
+        wanted, _, what = body["model"].partition("/")
+        if wanted in BROKEN:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(BROKEN[wanted].encode())
+            return
+        if wanted == "busy":
+            Fake.busy += 1
+            if Fake.busy <= int(what):
+                self.send_response(429)
+                self.send_header("Retry-After", "0")
+                self.end_headers()
+                return
+        said = {"first": "A", "mute": "I cannot say."}.get(body["model"], "tie" if a == b else "A" if a else "**B**")
+        reply = {"choices": [{"message": {"content": said}}], "usage": {"prompt_tokens": 50, "completion_tokens": 1}}
+        status = 404 if body["model"] == "gone" else 200
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(reply).encode())
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Fake) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_port}/v1"
+        http.shutdown()
+
+
+def test_a_judge_is_asked_in_both_orders_and_never_twice(server: str, tmp_path: Path) -> None:
+    run, samples = made_up(fly=lambda i: "even" if i % 2 else "odd")
+    roles = {a["name"]: a["role"] for a in run["arms"]}
+    judge = JudgeModel(server, "fair", problems=6)
+    values = judged(tmp_path, samples, roles, judge)
+    assert values["fly", "p/1", 0] == 1.0 and values["fly", "p/2", 0] == 0.5 == values["none", "p/2", 0]
+    assert ("fly", "p/6", 0) not in values and judge.requests == judge.tokens["completion_tokens"]
+    assert f"{judge.requests} requests" in judge.cost() and "How many? 1" in "".join(Fake.asked)
+    again = JudgeModel(server, "fair", problems=6)
+    assert judged(tmp_path, samples, roles, again) == values and again.requests == 0
+    assert judged(tmp_path, samples, roles, None) == values, "what was asked once is shown without a server"
+    assert summarise(run, samples, extra={"judge": values})["arms"]["fly"]["measures"]["judge"]["problems"] == 6
+    biased = JudgeModel(server, "first", problems=4)
+    assert set(judged(tmp_path, samples, roles, biased).values()) == {0.5}, "a judge of places has no preference"
+    mute = JudgeModel(server, "mute", problems=1)
+    assert judged(tmp_path, samples, roles, mute) == {}, "who says nothing has called no tie"
+    assert mute.unread == mute.requests > 0 and "could not be read" in mute.cost()
+    again = JudgeModel(server, "mute", problems=1)
+    assert judged(tmp_path, samples, roles, again) == {} and again.requests == 0
+
+
+def test_answers_that_were_made_again_are_judged_again(server: str, tmp_path: Path) -> None:
+    run, samples = made_up(fly=lambda i: "even" if i % 2 else "odd")
+    roles = {a["name"]: a["role"] for a in run["arms"]}
+    before = judged(tmp_path, samples, roles, JudgeModel(server, "fair", problems=6))
+    assert before["fly", "p/1", 0] == 1.0
+    changed = next(s for s in samples if (s["arm"], s["problem"]) == ("fly", "p/1"))
+    changed["text"] = next(s["text"] for s in samples if (s["arm"], s["problem"]) == ("none", "p/1"))
+    assert ("fly", "p/1", 0) not in judged(tmp_path, samples, roles, None), "a verdict on another text"
+    assert judged(tmp_path, samples, roles, JudgeModel(server, "fair", problems=6))["fly", "p/1", 0] == 0.5
+    file = tmp_path / "judged.jsonl"  # as earlier versions wrote it
+    file.write_text("".join(json.dumps(json.loads(line)[:5]) + "\n" for line in file.read_text().splitlines()))
+    assert judged(tmp_path, samples, roles, None)["fly", "p/2", 0] == before["fly", "p/2", 0]
+
+
+def test_a_judge_that_cannot_be_asked_is_told(server: str) -> None:
+    with pytest.raises(BadRequest, match="status 404"):
+        JudgeModel(server, "gone").prefer("q", "a", "b")
+    with pytest.raises(BadRequest, match="cannot be asked"):
+        JudgeModel("http://127.0.0.1:1/v1", "m").prefer("q", "a", "b")
+    with pytest.raises(BadRequest, match="address"):
+        JudgeModel("file:///etc/passwd", "m")
+
+
+@pytest.mark.parametrize("what", ["page", "list", "null", "empty", "none"])
+def test_what_is_no_chat_completion_is_told(server: str, what: str) -> None:
+    with pytest.raises(BadRequest, match=r"cannot be asked: no chat completion .*the same command goes on"):
+        JudgeModel(server, what).prefer("q", "a", "b")
+
+
+def test_a_server_that_does_not_count_costs_no_verdict(server: str) -> None:
+    judge = JudgeModel(server, "usage")
+    assert judge.prefer("q", "a", "b") == 0.5 and judge.tokens == {"prompt_tokens": 0, "completion_tokens": 2}
+
+
+def test_a_busy_server_is_asked_again_and_not_for_ever(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(judge_model.time, "sleep", waited.append)
+    Fake.busy = 0
+    assert JudgeModel(server, "busy/3").prefer("q", "even", "odd") == 1.0 and waited == [0.0] * 3
+    Fake.busy = 0
+    with pytest.raises(BadRequest, match="status 429"):
+        JudgeModel(server, "busy/99").prefer("q", "even", "odd")
+    assert Fake.busy == judge_model.TRIES
+
+
+def test_a_slow_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge_model, "SECONDS", 0.05)
+    silent = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)  # it takes calls and never answers
+    with silent, pytest.raises(BadRequest, match=r"cannot be asked: .*timed out"):
+        JudgeModel(f"http://127.0.0.1:{silent.server_port}/v1", "m").prefer("q", "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [
+        ("A", 1.0), ("b", 0.0), ("**B**", 0.0), ("Tie.", 0.5), ("[[B]]", 0.0), ("<think>A? B?</think>\nB", 0.0),
+        ("B is a better answer.", 0.0), ("A is a better answer.", 1.0), ("The better answer is: b", 0.0),
+        ("Answer A says more than answer B.\n\nB", 0.0), ("Both are good; it is a tie.", 0.5),
+        ("Answer A is better than answer B", None), ("This is a nice question.", None), ("", None),
+        ("<think>Answer A says", None),
+    ],
+)  # fmt: skip
+def test_what_a_reply_says(reply: str, score: float | None) -> None:
+    assert verdict_of(reply) == score
