@@ -264,7 +264,8 @@ def keys_and_values_in_fp8(device: torch.device) -> None:
         said += [r.logits for r in one.score([Score(one, s, text(5, 5), 5) for s in (slot, other)])]
         return [rows.float().cpu() for rows in said]
 
-    for family in ("qwen2", "qwen3", "gemma3"):
+    # What codes change of logits of noise, on a CPU: attention is sharp where biases are large.
+    for family, loss in (("qwen2", 0.4), ("qwen3", 0.06), ("gemma3", 0.18)):
         for dtype, most in ((torch.float32, 1e-2), (torch.bfloat16, 5e-2)):
             made = [runner(family, device, dtype, plain, context=1024) for plain in (True, False)]
             narrow = [ModelRunner(one.transformer, 2, 1024, fp8_cache=True) for one in made]
@@ -272,7 +273,7 @@ def keys_and_values_in_fp8(device: torch.device) -> None:
             exact, plain, captured = (course(one) for one in (made[0], *narrow))
             for wide, ours, theirs in zip(exact, captured, plain, strict=True):
                 near(ours, theirs, most, f"{family}, captured")
-                near(ours, wide, 0.15, f"{family}, beside no codes")
+                near(ours, wide, 1.5 * loss + most, f"{family}, beside no codes")
 
 
 @check

@@ -14,6 +14,7 @@ from semspec.model.config import Shape
 from semspec.model.graph_runner import GraphRunner
 from semspec.model.graphs import GraphCache
 from semspec.model.kernels import DEFAULT_FLAGS, triton_kernels
+from semspec.model.one_token import OneToken
 from semspec.model.placement import Weights
 from semspec.model.transformer import Transformer
 from semspec.types import Decode, Sampling, Score
@@ -42,8 +43,10 @@ def runners(family: str, weights: Weights, device: torch.device) -> tuple[ModelR
     for one in (False, True):
         runner = ModelRunner(made, 2, 4096)
         flags = replace(DEFAULT_FLAGS, one_token=one)
-        runner.use(GraphRunner(made, runner.cache, triton_kernels(), GraphCache(device), flags))
-        assert runner.graph_runner is not None and (runner.graph_runner.fused.one_token is not None) == one
+        graph_runner = GraphRunner(made, runner.cache, triton_kernels(), GraphCache(device), flags)
+        if one:  # by default only models with small layers
+            graph_runner.fused.one_token = OneToken(made, runner.cache, graph_runner.kernels)
+        runner.use(graph_runner)
         both.append(runner)
     return both[0], both[1]
 

@@ -71,9 +71,8 @@ def made(runner: ModelRunner, change: dict[str, Any] | None) -> GraphRunner:
     graph_runner = GraphRunner(
         runner.transformer, runner.cache, triton_kernels(), GraphCache(runner.transformer.device), flags
     )
-    if change:
-        whole = graph_runner.fused.one_token
-        assert whole is not None
+    if change is not None:  # also for models that would be left to other kernels
+        whole = OneToken(runner.transformer, runner.cache, graph_runner.kernels)
         graph_runner.fused.one_token = OneToken(
             runner.transformer, runner.cache, graph_runner.kernels, replace(whole.cut, **change)
         )

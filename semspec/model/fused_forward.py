@@ -76,7 +76,7 @@ class FusedForward:
                 layer.ffn.pack()
         rotaries = {spec.rotary for spec in self.shape.attention_specs}
         self.rotary = {r: None if r is None else cos_sin(r, cache.capacity, transformer.device) for r in rotaries}
-        self.one_token = one_token(transformer, cache, kernels, flags)
+        self.one_token = one_token(transformer, cache, kernels, flags) if self.small else None
 
     def forward(
         self,

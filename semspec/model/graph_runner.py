@@ -22,7 +22,7 @@ from semspec.model.fused_forward import BatchMetadata, FusedForward, covers
 from semspec.model.graphs import GraphCache, GraphLauncher
 from semspec.model.kernels import DEFAULT_FLAGS, KernelFlags, Kernels, TreeMask, triton_kernels
 from semspec.model.layer_ops import Sparsity
-from semspec.model.packed_rows import NUMBERS, PackedRows, lines_of, packed_passes
+from semspec.model.packed_rows import NUMBERS, PackedRows, fits_rectangle, lines_of, packed_passes
 from semspec.model.rows import chunks_of, copied_rows, last_rows, outputs_of, split_rows
 from semspec.model.transformer import Transformer
 from semspec.types import Score, ScoreOutput
@@ -66,7 +66,10 @@ class GraphRunner:
         packed = self.flags.packed and dense
         for places in packed_passes(lengths) if packed else passes(lengths):
             part, at = [requests[i] for i in places], [starts[i] for i in places]
-            some = self._packed_pass(part, at, vocab) if packed else self._pass(part, at, vocab, sparsity)
+            if packed and not fits_rectangle([lengths[i] for i in places]):
+                some = self._packed_pass(part, at, vocab)
+            else:
+                some = self._pass(part, at, vocab, sparsity)
             for i, output in zip(places, some, strict=True):
                 found[i] = output
         return found  # type: ignore[return-value]  # every place is in one pass

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from semspec import tree
 from semspec.model.attention_metadata import SequenceChunk
-from semspec.model.buckets import MAX_QUERIES, MAX_ROWS, bucket
+from semspec.model.buckets import BATCHES, MAX_QUERIES, MAX_ROWS, QUERIES, bucket
 from semspec.model.fused_forward import AttentionTiles, BatchMetadata
 from semspec.model.kernels import RowTiles, TreeMask
 
@@ -40,6 +40,15 @@ def packed_passes(lengths: Sequence[int]) -> list[list[int]]:
         found[-1].append(i)
         rows += n
     return found
+
+
+def fits_rectangle(lengths: Sequence[int]) -> bool:
+    """Whether sequences of one pass take no more rows side by side, each as long as the longest: then their numbers are
+    fewer, and attention has whole sequences in place of tiles."""
+    longest = max(lengths)
+    if longest > MAX_QUERIES or len(lengths) > BATCHES[-1]:
+        return False
+    return bucket(len(lengths), BATCHES) * bucket(longest, QUERIES) <= bucket(sum(lengths), ROWS)
 
 
 def tile_queries(lengths: Sequence[int], group: int) -> int:

@@ -147,10 +147,15 @@ def choose(log_weights: Tensor, key: Tensor) -> Tensor:
     if kernels := noise.kernels_for(log_weights):
         drawn: Tensor = kernels.choose(log_weights, key)
         return drawn
-    if log_weights.device.type == "cpu":
+    if on_host(log_weights):
         return torch.tensor([_winner(row, k) for row, k in zip(log_weights.float().numpy(), key.tolist(), strict=True)])
     scores = log_weights - noise.exponential(key, log_weights.shape[-1]).log()
     return _index(scores.max(-1))
+
+
+def on_host(values: Tensor) -> bool:
+    """Whether to look at them makes nobody wait."""
+    return values.device.type == "cpu"
 
 
 def _winner(log_weights: np.ndarray[Any, Any], key: int) -> int:

@@ -151,7 +151,7 @@ def plain_and_twin(folder: Path) -> tuple[ModelRunner, ModelRunner]:
 
 
 def test_passes_are_rounded_up_to_few_sizes(plain: ModelRunner) -> None:
-    twin = with_graphs(plain)
+    twin = with_graphs(plain, KernelFlags(packed=False))
     slots = [twin.acquire() for _ in range(3)]
     twin.score([Score(twin, slots[0], [1, 2, 3], 1), Score(twin, slots[1], [4], 1), Score(twin, slots[2], [5], 0)])
     twin.decode([Decode(twin, slots[0], [4], 7, Sampling(), 0)])

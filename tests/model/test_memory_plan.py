@@ -22,7 +22,7 @@ from semspec.model.buckets import BATCHES, MAX_QUERIES, MAX_ROWS, QUERIES
 from semspec.model.config import Shape
 from semspec.model.graph_runner import GraphRunner
 from semspec.model.graphs import NoGraphs
-from semspec.model.kernels import reference_kernels
+from semspec.model.kernels import DEFAULT_FLAGS, reference_kernels
 from semspec.model.linear import DenseLinear
 from semspec.model.memory_plan import MemoryPlan, check
 from semspec.model.runner import ModelRunner
@@ -217,7 +217,8 @@ def test_buffers_at_fixed_places_take_what_was_planned(tmp_path: Path) -> None:
     slots = 4
     runner = Source.find(save(make_model("gemma3"), tmp_path / "m")).load("cpu", "float32", slots, 100)
     assert isinstance(runner, ModelRunner)
-    runner.use(GraphRunner(runner.transformer, runner.cache, reference_kernels(), NoGraphs()))
+    flags = replace(DEFAULT_FLAGS, packed=False)  # test_packed_passes.py has the others
+    runner.use(GraphRunner(runner.transformer, runner.cache, reference_kernels(), NoGraphs(), flags))
     runner.numpy_decoder = None  # a CPU's own way
     assert runner.graph_runner is not None and runner.graph_decode is not None
     shape = runner.shape
@@ -241,7 +242,7 @@ def test_buffers_at_fixed_places_take_what_was_planned(tmp_path: Path) -> None:
                 runner.truncate(slot, 0)
     buffers = sum(buffer.nbytes for buffer in runner.graph_runner._buffers.values())
     states = sum(b * q for b in BATCHES if b <= slots for q in QUERIES if b * q <= MAX_ROWS) * shape.width * 4
-    assert graph_memory.lazy_bytes(shape, 4, slots) == buffers + states
+    assert graph_memory.lazy_bytes(shape, 4, slots, packed=False) == buffers + states
 
 
 def test_target_and_draft_share_weights_unless_transformers_runs_them(

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from semspec.probe.evidence import GROUPS
 from semspec.probe.features import Features
+from semspec.sampling import draw
 from semspec.types import Draft, Sampling, ScoreOutput, VerifyRequest
 from semspec.verify import REGISTRY, Decisions, DraftBatch, Rule, make
 from semspec.verify.collate import collate
@@ -32,6 +33,11 @@ def without_values(drafts: DraftBatch, mode: FakeTensorMode) -> DraftBatch:
         return value
 
     return strip(drafts)  # type: ignore[return-value]
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draw, "on_host", lambda values: False)
 
 
 def verify_blind(rule: Rule, sampling: Sampling) -> Decisions:

@@ -33,8 +33,8 @@ class KernelFlags:
     skinny_gemm_bytes: int = 128_000_000  # of a layer's weights, up to which skinny products use ours, not cuBLAS
     fused_activation: bool = True  # the activation fused into our gate-up product
     fused_rope: bool = True  # head norms, RoPE and the cache write fused into the attention of single tokens
-    one_token: bool = True  # all layers of a single token in one launch, where a model allows it (see one_token.py)
-    packed: bool = False  # the tokens of a pass in one row, not padded to a rectangle; not measured on a GPU yet
+    one_token: bool = True  # all layers of a small model's single token in one launch, where they allow it
+    packed: bool = True  # the tokens of a pass in one row where a rectangle would have more rows
 
 
 DEFAULT_FLAGS = KernelFlags()
