@@ -6,7 +6,8 @@ from collections import deque
 
 from semspec.loop.recent import clipped, median
 
-RECENT = 15  # measurements of one length that are kept; their median counts, so outliers do not
+RECENT = 15  # measurements of one length that are kept; their median counts, so outliers do not,
+FEW = 3  # and the least of so few: what else the machine does only adds
 PRIOR_SLOPE = 0.1  # seconds of a further token in a target pass, in passes, before any was measured
 RIDGE = 8.0  # tokens squared: regularises the slope of the target's seconds towards 0
 
@@ -31,7 +32,7 @@ class Seconds:
         expected = self.of(n) if n in self.median or (n and self.timed) else 0.0
         recent = self.recent.setdefault(n, deque(maxlen=RECENT))
         recent.append(clipped(seconds, expected))
-        self.median[n] = median(recent)
+        self.median[n] = median(recent) if len(recent) > FEW else min(recent)
         self._fit([(m, seconds, len(self.recent[m])) for m, seconds in self.median.items() if m])
 
     def of(self, n: int) -> float:
