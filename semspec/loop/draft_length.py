@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from semspec.loop.recent import clipped, median, text_class
-from semspec.loop.round_seconds import PRIOR_SLOPE, RECENT, Seconds
+from semspec.loop.round_seconds import PRIOR_SLOPE, RECENT, Pace, Seconds
 
 
 class DraftLengthPolicy(Protocol):
@@ -115,7 +115,7 @@ MAX_TREE_THRESHOLD = 0.5  # so a likely first token of a tree is always drafted
 FORGETTING = 0.98  # of that, per round without a tree: what was slow once is tried again
 MIN_SECONDS = 1e-9  # against division by zero
 # What is learnt for texts of one length:
-COSTS = ("draft", "target", "rates", "best", "credit", "reserve", "planned", "doubts", "next_candidate")
+COSTS = ("draft", "target", "pace", "rates", "best", "credit", "reserve", "planned", "doubts", "next_candidate")
 NO_STEPS: Mapping[int, float] = MappingProxyType({})
 
 
@@ -164,6 +164,7 @@ class AdaptiveLength:
         """Nothing is known of what rounds cost."""
         slope = PRIOR_SLOPE if self.row_cost is None else self.row_cost
         self.draft, self.target = Seconds(through_zero=True), Seconds(prior_slope=slope)
+        self.pace = Pace()
         self.rates: list[float] = []  # expected tokens per second with drafts of 0, 1, ... tokens
         self.best = 0
         self.credit = 0.0  # seconds that may be lost by trying other lengths
@@ -202,6 +203,9 @@ class AdaptiveLength:
     def observe(self, made: Round) -> None:
         requested = min(made.requested, self.max_tokens)
         self.longest = max(self.longest, requested)
+        if made.timed and (usual := self.target.median.get(requested)):
+            self.pace.follow(made.target if requested else made.target / max(made.tokens, 1), usual)
+        made = replace(made, draft=made.draft / self.pace.now, target=made.target / self.pace.now)
         if self.rates and not made.prompt:
             self._keep_account(made, requested)
         if requested and made.timed:
