@@ -17,6 +17,7 @@ from rich.text import Text
 from semspec.bench.blind import cut_note
 from semspec.bench.measures import sentences
 from semspec.bench.names import described, natural, task_name
+from semspec.model.threads import BUSY
 
 Arm = dict[str, Any]
 STYLES = {
@@ -299,7 +300,14 @@ def notes(summary: dict[str, Any]) -> list[str]:
     shares = [arm["accuracy"]["share"] for arm in summary["arms"].values() if arm["accuracy"]]
     if shares and not any(shares):
         lines.append("No arm has a correct answer.")
-    return lines + cut_note(summary) + margin_note(summary) + correction(summary["arms"])
+    return lines + busy_note(summary) + cut_note(summary) + margin_note(summary) + correction(summary["arms"])
+
+
+def busy_note(summary: dict[str, Any]) -> list[str]:
+    """Whoever is sent a report has not seen the warning of the command."""
+    share = summary.get("core_share") or 1.0
+    text = f"The machine was busy when this run began: one thread got {share:.0%} of a core, so times say little."
+    return [text] if share < BUSY else []
 
 
 def margin_note(summary: dict[str, Any]) -> list[str]:
