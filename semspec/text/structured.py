@@ -102,7 +102,7 @@ def _of_schema(text: str) -> str:
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
-        raise BadRequest(f"the JSON schema is no JSON: {error}") from None
+        raise BadRequest(f"the JSON schema is not JSON: {error}") from None
     except (ValueError, RecursionError):
         raise BadRequest(NO_JSON) from None
     if not isinstance(found, dict | bool):

@@ -196,7 +196,7 @@ def test_refusals_are_one_line_and_an_exit_code(semspec, target_folder: Path, ar
 def test_a_schema_that_is_no_json_is_told_where_it_breaks(semspec, target_folder: Path, tmp_path: Path):
     (tmp_path / "schema.json").write_text('{"type": ')
     done = semspec("generate", target_folder, "the quick", "--json-schema", tmp_path / "schema.json")
-    assert done.returncode == 2 and "the JSON schema is no JSON: Expecting value: line 1 column 10" in done.stderr
+    assert done.returncode == 2 and "the JSON schema is not JSON: Expecting value: line 1 column 10" in done.stderr
 
 
 def test_without_a_network_a_name_that_is_nowhere_is_refused_in_one_line(semspec, monkeypatch: pytest.MonkeyPatch):
