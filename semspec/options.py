@@ -10,7 +10,7 @@ from typing import Any
 
 from semspec import draft, verify
 from semspec.draft import DrafterKind, EarlyExit
-from semspec.errors import BadRequest
+from semspec.errors import BadRequest, did_you_mean
 from semspec.loop.draft_length import MAX_DRAFT_TOKENS
 from semspec.loop.repetition import PERIOD, REPEATS, RepetitionGuard
 from semspec.profile import Profile
@@ -163,8 +163,10 @@ class Options:
         if self.drafter == AUTO:
             return None
         if not isinstance(self.drafter, str) or self.drafter.partition(":")[0] not in draft.REGISTRY:
-            names = ", ".join((AUTO, *sorted(draft.REGISTRY)))
-            raise BadRequest(f"there is no drafter {self.drafter!r:.80}; the drafters are: {names}")
+            names = AUTO, *sorted(draft.REGISTRY)
+            near = did_you_mean(str(self.drafter).partition(":")[0], names)
+            known = f"the drafters are: {', '.join(names)}{near and f'; {near}'}"
+            raise BadRequest(f"there is no drafter {self.drafter!r:.80}; {known}")
         return draft.REGISTRY.make(self.drafter)
 
     @property

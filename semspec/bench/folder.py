@@ -152,6 +152,7 @@ def surroundings() -> dict[str, Any]:
     import transformers
 
     import semspec
+    from semspec.model.threads import share_of_core
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
@@ -163,6 +164,7 @@ def surroundings() -> dict[str, Any]:
             "transformers": transformers.__version__,
         },
         "hardware": {"cpu": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpu": gpu},
+        "core_share": share_of_core(),  # that a thread gets now: less than 1 if others use the machine
         "git": _git(),
     }
 

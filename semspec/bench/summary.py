@@ -93,6 +93,7 @@ def summarise(
     return {
         "label": run.get("label", ""),
         "task": run.get("config", {}).get("task"),
+        "core_share": run.get("core_share"),  # that a thread got when the run began
         "baseline": baseline,
         "graded": any(isinstance(s["correct"], float) for s in ordered),
         "problems": len({s["problem"] for s in ordered}),

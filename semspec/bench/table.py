@@ -17,6 +17,7 @@ from rich.text import Text
 from semspec.bench.blind import cut_note, resolution_note
 from semspec.bench.measures import sentences
 from semspec.bench.names import described, natural, task_name
+from semspec.model.threads import BUSY
 
 Arm = dict[str, Any]
 STYLES = {
@@ -299,8 +300,15 @@ def notes(summary: dict[str, Any]) -> list[str]:
     shares = [arm["accuracy"]["share"] for arm in summary["arms"].values() if arm["accuracy"]]
     if shares and not any(shares):
         lines.append("No arm has a correct answer.")
-    lines += cut_note(summary) + margin_note(summary) + resolution_note(summary)
+    lines += busy_note(summary) + cut_note(summary) + margin_note(summary) + resolution_note(summary)
     return lines + correction(summary["arms"])
+
+
+def busy_note(summary: dict[str, Any]) -> list[str]:
+    """Whoever is sent a report has not seen the warning of the command."""
+    share = summary.get("core_share") or 1.0
+    text = f"The machine was busy when this run began: one thread got {share:.0%} of a core, so times say little."
+    return [text] if share < BUSY else []
 
 
 def margin_note(summary: dict[str, Any]) -> list[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict, dataclass
+from errno import EACCES
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -159,6 +161,16 @@ def bench(
         command.obj()
 
 
+def check_folder(out: Path) -> None:
+    """Whether a run can be kept there, which is said before models are loaded."""
+    new = not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    if new:
+        out.rmdir()
+    elif not os.access(out, os.W_OK):
+        raise PermissionError(EACCES, os.strerror(EACCES), str(out))
+
+
 def measure(out: Path | None, quiet: bool, as_json: bool, trust: TrustArguments, **settings: Any) -> None:
     """Run, or go on with a run, then show it."""
     if out is None:  # said before anything heavy is imported
@@ -167,6 +179,7 @@ def measure(out: Path | None, quiet: bool, as_json: bool, trust: TrustArguments,
 
     config = Config(**settings)
     trust.check()
+    check_folder(out)
     if not find_spec("matplotlib"):
         note = "no report will be drawn, only a table: a report needs matplotlib; pip install 'semspec[bench]'"
         Console(stderr=True, soft_wrap=True).print(Text(note, style="dim"))

@@ -20,7 +20,7 @@ import semspec
 from semspec.cli import arguments as args
 from semspec.cli.live import fit
 from semspec.cli.progress import loading
-from semspec.cli.show import figures, report, show, terminal
+from semspec.cli.show import THINKING, figures, report, show, terminal
 from semspec.cli.spread import spread
 from semspec.errors import OLD_NAME, BadRequest, SemspecError
 from semspec.pocket.chat import outside
@@ -41,7 +41,7 @@ HELP = {
 ENDINGS = {
     "cancelled": "stopped",
     "length": "truncated at max_new_tokens",
-    "thinking": "max_new_tokens reached while still thinking: no answer (--max-thinking-tokens forces one)",
+    "thinking": THINKING,
 }
 
 

@@ -11,6 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterator
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ FORMER_OF = {
     "sparse search": {"max_kl": "loss"},
     "sparse quality": {"experts": "most", "experts_always": "always"},
 }
+# Variables that belong to no option.
+OTHERS = ("CONFIG", "API_KEY", "TARGET_API_KEY", "DRAFT_API_KEY", "JUDGE_KEY")
+LIKE = 0.8  # from which likeness on a variable is taken for a misspelt one; others may have some that begin as ours
 HELP = (
     "Every option is also an environment variable (SEMSPEC_VERIFIER, or SEMSPEC_CHAT_VERIFIER for one command) and a "
     "key of the config file (verifier = ..., in a table named chat for that command). A variable is one value, spaces "
@@ -41,6 +45,7 @@ HELP = (
 def apply(context: typer.Context, config: Path | None) -> None:
     """Give the commands below their variables, and the config file's values as defaults."""
     name_variables(context.command, ())
+    _warn_of_typos(context.command)
     path = config or default_path()
     if config is not None or path.is_file():
         invoked = context.invoked_subcommand or ""
@@ -89,6 +94,17 @@ def name_variables(command: Any, names: tuple[str, ...], known: Collection[str] 
     _take_former_names(command)
     for name, below in commands(command):
         name_variables(below, (*names, name), known)
+
+
+def _warn_of_typos(root: Any) -> None:
+    """Of variables that nothing reads, and that are nearly the name of one that would be."""
+    names = {name for command in everything(root) for _, parameter in settable(command) for name in parameter.envvar}
+    known = {name.removeprefix(f"{PREFIX}_") for name in names} | set(OTHERS)
+    for variable in sorted(os.environ):
+        name = variable.removeprefix(f"{PREFIX}_")
+        if name not in {variable, *known} and (near := get_close_matches(name, known, 1, LIKE)):
+            text = f"semspec: nothing reads the variable {variable}; did you mean {PREFIX}_{near[0]}?"
+            typer.echo(text, err=True)
 
 
 def _resolved(resolve: Callable[[Any], Any], today: list[str], former: list[str], context: Any) -> Any:

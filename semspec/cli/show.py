@@ -49,6 +49,10 @@ def figures(stats: Stats) -> list[str]:
     return [*found, f"{stats.target_passes} passes", f"{seconds:.1f} s"]
 
 
+# -n, or where it is larger the context, was full before there was an answer.
+THINKING = "still thinking when -n or --context was reached: no answer (--max-thinking-tokens forces one)"
+
+
 def show(stream: Stream, console: Console, live: bool = True) -> Result:
     """Print an answer as it is generated, coloured by origin; with `live`, a line of figures below it."""
     with Writer(console, (lambda: figures(stream.stats)) if live else None) as writer:
@@ -63,7 +67,7 @@ def summary(result: Result) -> str:
     seconds = sum(s.seconds.values())
     ending = str(result.finish_reason)
     if result.finish_reason == "thinking":
-        ending = "still thinking at max_new_tokens: no answer (--max-thinking-tokens forces one)"
+        ending = THINKING
     elif result.thinking_cut:
         ending += ", thinking cut"
     if result.drift is not None and result.drift.unlike:

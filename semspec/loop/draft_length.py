@@ -13,14 +13,14 @@ Source of the trade-off: Leviathan et al. 2023 (arXiv 2211.17192), with one acce
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from semspec.loop.recent import clipped, median, text_class
-from semspec.loop.round_seconds import PRIOR_SLOPE, RECENT, Seconds
+from semspec.loop.round_seconds import PRIOR_SLOPE, RECENT, Pace, Seconds
 
 
 class DraftLengthPolicy(Protocol):
@@ -97,6 +97,9 @@ PRIOR_ACCEPTANCE = 0.7  # acceptance rate before any draft of a model,
 PRIOR_LOOKUP = 0.4  # and of a lookup in the text
 PRIOR_TOKENS = 2.0  # weight of a prior, in tokens
 MAX_EXCESS = 1.25  # drafts are charged with this many times the expected seconds: a slow moment is not theirs
+DOUBTS = 2  # times that drafts are tried again which seem not to pay only because the first passes were slow
+FEW_TIMED = 3  # so many of them
+GROWTH = 2  # times as long as any before: what is hoped of a much longer draft by so few tokens is often wrong
 EXPLORATION = 0.02  # share of the time that may be lost by trying lengths which seem worse
 ALLOWANCE = 0.015  # share of the target's time alone that drafts may cost in the long run,
 RESERVE = 2.0  # and at first, in tokens of the target alone,
@@ -111,16 +114,8 @@ MIN_ROWS = 3  # passes over trees before a further token's seconds count
 MAX_TREE_THRESHOLD = 0.5  # so a likely first token of a tree is always drafted
 FORGETTING = 0.98  # of that, per round without a tree: what was slow once is tried again
 MIN_SECONDS = 1e-9  # against division by zero
-COSTS = (
-    "draft",
-    "target",
-    "rates",
-    "best",
-    "credit",
-    "reserve",
-    "planned",
-    "next_candidate",
-)  # learnt by texts' length
+# What is learnt for texts of one length:
+COSTS = ("draft", "target", "pace", "rates", "best", "credit", "reserve", "planned", "doubts", "next_candidate")
 NO_STEPS: Mapping[int, float] = MappingProxyType({})
 
 
@@ -158,6 +153,7 @@ class AdaptiveLength:
         self.max_tokens, self.min_tokens = max(max_tokens, min_tokens), min_tokens  # of a draft that is not empty
         # By position; older rounds weigh less.
         self.accepted, self.tested = [0.0] * self.max_tokens, [0.0] * self.max_tokens
+        self.longest = max(INITIAL_LENGTHS[0], self.min_tokens)  # draft that was asked for
         self.rows = deque[float](maxlen=RECENT)  # seconds of a further token in a pass over a tree,
         self.treeless = 0  # and rounds with drafts since the last such pass
         self._class = 0  # of the texts for which the rest was learnt: what rounds cost depends on it,
@@ -168,6 +164,7 @@ class AdaptiveLength:
         """Nothing is known of what rounds cost."""
         slope = PRIOR_SLOPE if self.row_cost is None else self.row_cost
         self.draft, self.target = Seconds(through_zero=True), Seconds(prior_slope=slope)
+        self.pace = Pace()
         self.rates: list[float] = []  # expected tokens per second with drafts of 0, 1, ... tokens
         self.best = 0
         self.credit = 0.0  # seconds that may be lost by trying other lengths
@@ -175,6 +172,7 @@ class AdaptiveLength:
         self.reserve = LOOKUP_RESERVE if self.lookup else RESERVE
         lookups = INITIAL_LOOKUPS if self.row_cost is None else INITIAL_LOOKUPS[:1]  # what others cost is known
         self.planned = deque(self._clamp(n) for n in (lookups if self.lookup else INITIAL_LENGTHS))
+        self.doubts = DOUBTS
         self.next_candidate = 0
 
     def _enter(self, at: Situation) -> None:
@@ -194,15 +192,20 @@ class AdaptiveLength:
             return self._clamp(INITIAL_LENGTHS[0])
         if self.reserve < 0:
             return 0
-        other = self._explore()
+        other = self._again() if self.doubts else None
+        other = self._explore() if other is None else other
         if other is None:
             return self.best
-        if not self.best:  # the drafter has to catch up first, so its first round is not timed
+        if not self.best and other:  # the drafter has to catch up first, so its first round is not timed
             self.planned.append(other)
         return other
 
     def observe(self, made: Round) -> None:
         requested = min(made.requested, self.max_tokens)
+        self.longest = max(self.longest, requested)
+        if made.timed and (usual := self.target.median.get(requested)):
+            self.pace.follow(made.target if requested else made.target / max(made.tokens, 1), usual)
+        made = replace(made, draft=made.draft / self.pace.now, target=made.target / self.pace.now)
         if self.rates and not made.prompt:
             self._keep_account(made, requested)
         if requested and made.timed:
@@ -246,8 +249,10 @@ class AdaptiveLength:
         spent = made.draft + made.target
         lost = spent - made.tokens / self.rates[self.best]
         self.credit += EXPLORATION * spent - (max(lost, 0.0) if requested != self.best else 0.0)
-        measured = requested in self.target.median
-        most = MAX_EXCESS * (self.draft.of(requested) + self.target.of(requested)) if measured else spent
+        most = MAX_EXCESS * (self.draft.of(requested) + self.target.of(requested))
+        if requested not in self.target.median:  # a first pass of its size may be slow
+            known = self._known(requested) if self.row_cost is not None or self.target.timed else spent
+            most = known if self._few_timed() else max(most, known)
         tokens = min(spent, most) * self.rates[0]  # of the target alone, in that time
         saved = made.tokens - tokens if requested else 0.0
         self.reserve = min(self.reserve + saved + ALLOWANCE * tokens, MAX_RESERVE)
@@ -270,7 +275,32 @@ class AdaptiveLength:
     def _update_rates(self) -> None:
         estimates = rates(self.chances(), self.draft.of, self.target.of)
         self.rates = [rate if n == 0 or n >= self.min_tokens else 0.0 for n, rate in enumerate(estimates)]
-        self.best = self.rates.index(max(self.rates))
+        self.best = self.rates.index(max(self.rates[: GROWTH * self.longest + 1]))
+
+    def _known(self, n: int) -> float:
+        """Seconds of a round with a draft of n tokens, by the target alone and by what was known before any draft."""
+        row = PRIOR_SLOPE if self.row_cost is None else self.row_cost
+        return self.target.of(0) * (1 + n * (row + self.step_costs.get(1, self.draft_cost)))
+
+    def _few_timed(self) -> bool:
+        return sum(len(recent) for n, recent in self.target.recent.items() if n) < FEW_TIMED
+
+    def _again(self) -> int | None:
+        """A length to time once more, where a single slow moment may have decided that drafts do not pay, or do."""
+        drafted = [n for n in self.target.median if n]
+        if not drafted or not self._few_timed() or 0 not in self.target.median:
+            return None
+        if self.best:
+            slow = self.target.of(0) > MAX_EXCESS * self.target.of(min(drafted))  # a single token, and slower than more
+            again = 0 if slow else None
+        elif not (self.draft_cost or self.lookup):  # nothing to compare with
+            again = None
+        else:
+            alone = 1 / self.target.of(0)
+            hoped = rates(self.chances(), lambda n: 0.0, self._known)
+            again = min(drafted) if max(hoped) > alone else None
+        self.doubts -= again is not None
+        return again
 
     def _explore(self) -> int | None:
         """The next other length to try, if the expected loss is covered by the credit."""
@@ -304,6 +334,7 @@ class RepeatableLength(AdaptiveLength):
         super().__init__(max_tokens, min_tokens, draft_cost=draft_cost)
         self.row = row_cost
         self.planned.clear()  # no length has to be tried for its cost
+        self.longest = self.max_tokens
         for n in range(self.max_tokens + 1):
             self.draft.add(n, draft_cost * n)
             self.target.add(n, 1 + row_cost * n)
@@ -316,31 +347,3 @@ class RepeatableLength(AdaptiveLength):
 
     def _enter(self, at: Situation) -> None:
         """The costs are known, and the same for all texts."""
-
-
-class DraftLengths:
-    """An `AdaptiveLength` per combination of rule and drafter, so that later prompts start from earlier estimates. The
-    least recently used are dropped."""
-
-    def __init__(
-        self, size: int = 64, row_cost: float | None = None, step_costs: Mapping[int, float] = NO_STEPS
-    ) -> None:
-        self.size, self.row_cost, self.step_costs = size, row_cost, step_costs
-        self._policies: OrderedDict[Hashable, AdaptiveLength] = OrderedDict()
-
-    def of(
-        self, key: Hashable, max_tokens: int, min_tokens: int, lookup: bool = False, draft_cost: float = 0.0
-    ) -> AdaptiveLength:
-        made = AdaptiveLength(max_tokens, min_tokens, lookup, draft_cost, self.row_cost, self.step_costs)
-        policy = self._policies.setdefault(key, made)
-        self._policies.move_to_end(key)
-        if len(self._policies) > self.size:
-            self._policies.popitem(last=False)
-        return policy
-
-    def fresh(self) -> DraftLengths:
-        """With nothing learnt but what was measured when the models were loaded."""
-        return DraftLengths(self.size, self.row_cost, self.step_costs)
-
-    def __iter__(self) -> Iterator[Hashable]:
-        return iter(self._policies)

@@ -6,8 +6,10 @@ from collections import deque
 
 from semspec.loop.recent import clipped, median
 
-RECENT = 15  # measurements of one length that are kept; their median counts, so outliers do not
+RECENT = 15  # measurements of one length that are kept; their median counts, so outliers do not,
+FEW = 3  # and the least of so few: what else the machine does only adds
 PRIOR_SLOPE = 0.1  # seconds of a further token in a target pass, in passes, before any was measured
+PACE_ROUNDS = 7  # whose median tells how fast the machine is now
 RIDGE = 8.0  # tokens squared: regularises the slope of the target's seconds towards 0
 
 
@@ -31,7 +33,7 @@ class Seconds:
         expected = self.of(n) if n in self.median or (n and self.timed) else 0.0
         recent = self.recent.setdefault(n, deque(maxlen=RECENT))
         recent.append(clipped(seconds, expected))
-        self.median[n] = median(recent)
+        self.median[n] = median(recent) if len(recent) > FEW else min(recent)
         self._fit([(m, seconds, len(self.recent[m])) for m, seconds in self.median.items() if m])
 
     def of(self, n: int) -> float:
@@ -56,3 +58,18 @@ class Seconds:
             variance = sum(w * (n - self.mean_length) ** 2 for n, _, w in points)
             covariance = sum(w * (n - self.mean_length) * (s - self.mean_seconds) for n, s, w in points)
             self.slope = max(covariance / (variance + RIDGE), 0.0)
+
+
+class Pace:
+    """How much slower all passes are than when they were first measured, since others use the machine, too. Seconds
+    are divided by it, or lengths that are seldom measured would seem to become better or worse."""
+
+    def __init__(self) -> None:
+        self.now = 1.0
+        self._seen = deque[float](maxlen=PACE_ROUNDS)
+
+    def follow(self, seconds: float, usual: float) -> None:
+        """After a pass that takes `usual` at pace 1."""
+        self._seen.append(seconds / usual)
+        if len(self._seen) == PACE_ROUNDS:
+            self.now = median(self._seen)

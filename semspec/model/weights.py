@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -68,6 +69,9 @@ def locate(model: str | Path) -> Path:
     except Exception as error:  # the hub client raises many kinds
         if near := _nearby(path):
             raise ModelError(f"{name} is no folder here and no checkpoint of the hub; {near}") from error
+        if isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):  # its own words take three lines
+            where = "is no folder here, and the hub cannot be asked for it: no network, or HF_HUB_OFFLINE is set"
+            raise ModelError(f"{name} {where}; give the folder or .gguf file of a model on this machine") from error
         raise ModelError(f"{name} is neither a folder nor a checkpoint the hub could give: {error}") from error
 
 

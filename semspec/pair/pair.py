@@ -14,8 +14,9 @@ from transformers import PreTrainedTokenizerBase
 from semspec import verify
 from semspec.errors import BadRequest, BatchFailed
 from semspec.loop.decoder import Decoder
-from semspec.loop.draft_length import NO_STEPS, DraftLengths
+from semspec.loop.draft_length import NO_STEPS
 from semspec.loop.executor import Executor
+from semspec.loop.learnt_lengths import DraftLengths
 from semspec.loop.stats import Stats
 from semspec.loop.step_decoder import StepDecoder
 from semspec.model.heads.runner import StateRunner

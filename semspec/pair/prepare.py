@@ -11,7 +11,8 @@ from semspec.draft import REGISTRY as DRAFTERS
 from semspec.draft import DrafterKind, EarlyExit, ModelDrafter, NoDrafter, TranslatingDrafter, WithinContext
 from semspec.errors import BadRequest
 from semspec.loop.decoder import Job, Referee
-from semspec.loop.draft_length import DraftLengthPolicy, DraftLengths, RepeatableLength
+from semspec.loop.draft_length import DraftLengthPolicy, RepeatableLength
+from semspec.loop.learnt_lengths import DraftLengths
 from semspec.loop.thinking import Thinking
 from semspec.model.restricted import RestrictedRunner
 from semspec.model.wrapper import unwrap

@@ -101,6 +101,8 @@ def _of_schema(text: str) -> str:
 
     try:
         found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadRequest(f"the JSON schema is not JSON: {error}") from None
     except (ValueError, RecursionError):
         raise BadRequest(NO_JSON) from None
     if not isinstance(found, dict | bool):

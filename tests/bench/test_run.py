@@ -44,7 +44,7 @@ def decided(folder: Path) -> list[dict]:
 def untimed(summary: object) -> object:
     """A summary without figures that depend on the machine's speed."""
     if isinstance(summary, dict):
-        timed = ("seconds", "speedup", "time_ratio", "pareto")
+        timed = ("seconds", "speedup", "time_ratio", "pareto", "core_share")
         return {k: untimed(v) for k, v in summary.items() if not any(word in k for word in timed)}
     return [untimed(v) for v in summary] if isinstance(summary, list) else summary
 

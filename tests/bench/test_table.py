@@ -114,6 +114,13 @@ def test_an_unscored_task_does_not_use_the_word_in_its_table() -> None:
     assert "No speedup is stated for exact, fly:window=4,theta=.3: the task has no scorer" in text
 
 
+def test_a_run_on_a_busy_machine_says_so() -> None:
+    summary = made()
+    assert not any("busy" in note for note in notes(summary | {"core_share": 0.9}))
+    told = "The machine was busy when this run began: one thread got 45% of a core, so times say little."
+    assert told in notes(summary | {"core_share": 0.45})
+
+
 def test_several_runs_have_their_own_labels() -> None:
     other = made() | {"label": "decisions: pocket, cost: 32B/1.5B on H200"}
     text = shown([made(), other], 140)

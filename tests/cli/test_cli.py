@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from semspec import __version__
 from semspec.model import ModelRunner
@@ -177,6 +178,7 @@ def test_several_answers_are_those_of_their_seeds(semspec, target_folder: Path):
         (["-k", "many"], 2, "num_draft_tokens is 'many'; give a whole number, auto or auto-repeatable"),
         (["--draft-min-p", 0.5], 2, "need a draft model"),
         (["--verifier", "magic"], 2, "there is no verifier 'magic'"),
+        (["--drafter", "egale:pocket"], 2, "did you mean eagle?"),
         (["--top-p", 0, "--draft", "./nowhere"], 2, "top_p is 0.0; give"),
         (["--draft", "./nowhere"], 3, "./nowhere is no folder and no .gguf file"),
         (["--temperature", "warm"], 2, "--temperature"),
@@ -189,6 +191,37 @@ def test_refusals_are_one_line_and_an_exit_code(semspec, target_folder: Path, ar
     assert done.returncode == code
     assert message in done.stderr and "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_a_schema_that_is_no_json_is_told_where_it_breaks(semspec, target_folder: Path, tmp_path: Path):
+    (tmp_path / "schema.json").write_text('{"type": ')
+    done = semspec("generate", target_folder, "the quick", "--json-schema", tmp_path / "schema.json")
+    assert done.returncode == 2 and "the JSON schema is not JSON: Expecting value: line 1 column 10" in done.stderr
+
+
+def test_without_a_network_a_name_that_is_nowhere_is_refused_in_one_line(semspec, monkeypatch: pytest.MonkeyPatch):
+    def nobody(*_: object, **__: object) -> None:
+        raise LocalEntryNotFoundError("Got: ConnectError\nAn error happened\nPlease check your internet connection")
+
+    monkeypatch.setattr("semspec.model.weights.snapshot_download", nobody)
+    done = semspec("generate", "nobody/nothing", "hello")
+    assert done.returncode == 3 and done.stderr.count("\n") == 1
+    assert "nobody/nothing is no folder here, and the hub cannot be asked for it: no network" in done.stderr
+
+
+@pytest.mark.parametrize("where", ["file/run", "/proc/run"])
+def test_a_run_that_cannot_be_kept_is_refused_before_models_are_loaded(
+    semspec, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("semspec.bench.run.Bench", lambda *_, **__: pytest.fail("models were loaded"))
+    done = semspec("bench", "--problems", 2, "--out", tmp_path / where)
+    assert done.returncode == 2 and f"{where}: " in done.stderr and "may it be written?" in done.stderr
+
+
+def test_a_full_context_is_not_called_a_limit_that_was_not_set(semspec):
+    done = semspec("generate", "pocket", "--context", 12, "--device", "cpu", "What is 3 * 4?")
+    assert done.returncode == 0 and "still thinking when -n or --context was reached: no answer" in done.stderr
 
 
 def test_help_and_version_do_not_wait_for_torch():

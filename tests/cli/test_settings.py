@@ -127,6 +127,14 @@ def test_a_command_heeds_them(semspec, target_folder: Path, tmp_path: Path, monk
     assert done["verifier"] == "exact"
 
 
+def test_a_misspelt_variable_is_told_and_one_of_others_is_not(semspec, monkeypatch: pytest.MonkeyPatch):
+    for name in ("SEMSPEC_VERIFIR", "SEMSPEC_API_KEY", "SEMSPEC_TARGET_API_KEY", "SEMSPEC_INGRESS_SECRET", "SEMSPEC_X"):
+        monkeypatch.setenv(name, "fly")
+    done = semspec("list", "fly")
+    told = "semspec: nothing reads the variable SEMSPEC_VERIFIR; did you mean SEMSPEC_VERIFIER?\n"
+    assert done.returncode == 0 and done.stderr == told
+
+
 def test_the_file_is_found_in_the_users_folder(tmp_path: Path):
     (tmp_path / "semspec").mkdir()
     (tmp_path / "semspec" / "config.toml").write_text("colour = 3")

@@ -18,13 +18,13 @@ from semspec.loop.draft_length import (
     TARGET_ONLY_TOKENS,
     AdaptiveLength,
     DraftLengthPolicy,
-    DraftLengths,
     FixedLength,
     RepeatableLength,
     Round,
     Situation,
 )
 from semspec.loop.executor import Executor
+from semspec.loop.learnt_lengths import DraftLengths
 from semspec.loop.recent import clipped, median
 from semspec.loop.round_seconds import Seconds
 from semspec.loop.stats import Stats

@@ -234,6 +234,42 @@ def test_the_verdict_says_what_was_relaxed_whichever_method_was_faster(page: Any
 
 
 @browser_only
+def test_nobody_is_the_faster_one_by_a_hundredth(page: Any):
+    answers = iter([stream([("no", "draft", "content")], seconds=seconds) for seconds in (0.5, 0.51)])
+    answering(page, lambda body: next(answers))
+    page.check("#compare")
+    page.get_by_label("verifier").nth(1).select_option("fly")
+    ask(page)
+    done(page)
+    verdict = page.locator(".verdict").inner_text()
+    assert verdict == "The same text, letter for letter. exact and fly wrote about as many tokens a second."
+
+
+@browser_only
+def test_while_the_model_is_loaded_the_page_says_so_and_keeps_what_is_written(page: Any):
+    states = iter(["loading", "loading", "loading", "ready"])
+    page.route("**/health", lambda route: route.fulfill(json={"status": next(states, "ready")}))
+    page.reload()
+    waiting = page.locator("#wait").get_by_text("The model is being loaded. This page goes on by itself")
+    waiting.wait_for()
+    assert page.locator("#send").is_disabled() and page.locator("#save").is_disabled()
+    ask(page)
+    assert page.input_value("#prompt") == ASK, "kept until there is somebody to ask"
+    page.locator(".example").first.wait_for()
+    page.locator("#send:enabled").wait_for()
+    assert not waiting.is_visible() and page.input_value("#prompt") == ASK
+
+
+@browser_only
+def test_a_server_that_is_gone_is_told_where_one_looks(page: Any):
+    page.route("**/health", lambda route: route.abort())
+    page.reload()
+    page.get_by_text("The server cannot be reached. This page tries again every second.").wait_for()
+    page.unroute("**/health")
+    page.locator("#send:enabled").wait_for()
+
+
+@browser_only
 @pytest.mark.parametrize("page", [390], indirect=True)
 def test_an_empty_chat_is_read_from_its_top(page: Any):
     assert page.locator("#talk").evaluate("(e) => e.scrollHeight - e.clientHeight") > 0, "examples need more room"

@@ -334,6 +334,15 @@ def test_the_chart_has_the_method_beside_the_target_alone(page: Any, pocket: Liv
     assert label == f"tokens a second: Exact match {texts[0]}, Target only {texts[1]}, target only {texts[1]}"
 
 
+def test_an_answer_without_drafts_is_not_called_slower_than_the_target(page: Any):
+    slow = [("word ", "target", "content")] * 20
+    answering(page, lambda body: stream(*[[span] for span in slow], drafted=0, seconds=60.0))
+    ask(page)
+    done(page)
+    assert page.locator("[data-figure=times]").inner_text() == "1.00×", "it is the target's own, now"
+    assert page.locator(".chart svg").get_attribute("aria-label").endswith("target only 0.3")
+
+
 def test_an_answer_of_one_round_has_its_line(page: Any):
     answering(page, lambda body: saying("It is 12.", seconds=0.5))
     ask(page)

@@ -86,7 +86,7 @@ export class Chat {
 
   // What the target alone does now says more than what it did when the server started.
   learn({ data, rate }) {
-    if (data.method.name === "none" && data.state !== "failed" && data.figures.tokens >= 16) this.target = rate;
+    if (!data.figures.drafted && data.state !== "failed" && data.figures.tokens >= 16) this.target = rate;
   }
 
   // At most once a frame, however fast rounds come.

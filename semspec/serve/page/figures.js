@@ -40,7 +40,7 @@ export class Figures {
     this.root = element("div", { class: "figures" }, list);
   }
 
-  // target: tokens a second without drafts
+  // target: tokens a second without drafts; an answer without any is the target's alone, whatever slows it down
   show(figures, target) {
     const { tokens, seconds, passes, drafted, accepted, counts } = figures;
     const rate = seconds ? tokens / seconds : 0;
@@ -48,7 +48,7 @@ export class Figures {
       tokens,
       seconds: seconds.toFixed(2),
       rate: rate ? rate.toFixed(1) : "–",
-      times: rate && target ? `${(rate / target).toFixed(2)}×` : "–",
+      times: rate && !drafted ? "1.00×" : rate && target ? `${(rate / target).toFixed(2)}×` : "–",
       passes: passes ? (tokens / passes).toFixed(2) : "–",
       accepted: drafted ? `${Math.round((100 * accepted) / drafted)} %` : "–",
     };

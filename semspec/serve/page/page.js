@@ -14,20 +14,31 @@ let oneQuestion = false;
 let plain = false; // the model goes on from a text
 let seed = 0;
 
+const WAITING = {
+  loading: "The model is being loaded. This page goes on by itself; you can write your message meanwhile.",
+  draining: "The server is shutting down.",
+  failed: "The server has failed; its log says why.",
+};
+
+function wait(state, text = WAITING[state] ?? state) {
+  $("model").textContent = state;
+  if ($("wait").textContent !== text) $("wait").textContent = text; // or it would be read out again and again
+}
+
 async function start() {
   for (;;) {
     try {
       const health = await (await fetch("/health")).json();
-      $("model").textContent = health.status;
+      wait(health.status);
       if (health.status === "ready") break;
     } catch {
-      $("model").textContent = "the server cannot be reached";
+      wait("the server cannot be reached", "The server cannot be reached. This page tries again every second.");
     }
     await new Promise((resolve) => setTimeout(resolve, 700));
   }
   const response = await fetch("/v1/methods");
   if (!response.ok) {
-    $("model").textContent = "this server needs an API key; reload the page and give it as the password";
+    wait("no access", "This server needs an API key; reload the page and give it as the password.");
     return;
   }
   menu = await response.json();
@@ -44,6 +55,8 @@ async function start() {
   await suggest();
   $("remember").checked = !oneQuestion;
   const shared = await linked();
+  $("wait").hidden = true;
+  $("send").disabled = false;
   show(shared ?? stored(menu.model), Boolean(shared));
 }
 

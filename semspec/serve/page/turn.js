@@ -3,6 +3,8 @@ import { Answer } from "./answer.js";
 import { Chart } from "./chart.js";
 import { button, element } from "./element.js";
 
+const ALIKE = 1.05; // times as fast: less than this is the machine's doing
+
 export class Turn {
   // actions: what the page does with a turn; called with it and the button
   constructor({ question, answers = [] }, actions) {
@@ -88,5 +90,8 @@ function pace(one, two) {
   const [name, other] = [fast, slow].map(({ data }) => data.method.name);
   const lossy = [one, two].filter(({ data }) => data.figures.relaxed); // why they may differ, whichever was faster
   const told = lossy.map(({ data: { method, figures } }) => `${method.name} relaxed ${figures.relaxed} of ${figures.tokens} tokens`);
-  return [`${name} wrote ${(fast.rate / slow.rate).toFixed(2)}× as many tokens a second as ${other}`, ...told].join("; ") + ".";
+  const times = fast.rate / slow.rate;
+  const faster = `${name} wrote ${times.toFixed(2)}× as many tokens a second as ${other}`;
+  const equal = `${name} and ${other} wrote about as many tokens a second`; // nobody is the winner by a hundredth
+  return [times < ALIKE ? equal : faster, ...told].join("; ") + ".";
 }
