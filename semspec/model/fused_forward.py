@@ -76,7 +76,10 @@ class FusedForward:
                 layer.ffn.pack()
         rotaries = {spec.rotary for spec in self.shape.attention_specs}
         self.rotary = {r: None if r is None else cos_sin(r, cache.capacity, transformer.device) for r in rotaries}
-        self.one_token = one_token(transformer, cache, kernels, flags) if self.small else None
+        self.one_token = None
+        if self.small:
+            rotary = self.rotary[self.shape.attention_specs[0].rotary]
+            self.one_token = one_token(transformer, cache, kernels, flags, rotary)
 
     def forward(
         self,
@@ -101,7 +104,7 @@ class FusedForward:
         inner: Tensor | None = None
         alone = tokens.numel() == 1 and not want and sparsity is None and metadata.tree is None and tiles is None
         if alone and self.one_token is not None:
-            x = self.one_token(x, metadata, self.rotary[s.attention_specs[0].rotary])
+            x = self.one_token(x, where, self.rotary[s.attention_specs[0].rotary])
         for i, layer in enumerate(() if alone and self.one_token is not None else t.layers):
             qkv = self._norm_product(x, added, layer.attention_norm, inner, layer.qkv)
             if i in want:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,9 +17,11 @@ from semspec.model.quantised import QuantisedLinear
 from semspec.model.transformer import Transformer
 
 if TYPE_CHECKING:
-    from semspec.model.fused_forward import BatchMetadata
     from semspec.model.kernels.one_token import OneTokenConfig
 
+log = logging.getLogger(__name__)
+
+CosSin = tuple[Tensor, Tensor]
 CAPABILITY = 90  # from which on it was measured
 PAGE = 64  # positions that have to lie in one page
 
@@ -34,6 +37,7 @@ class OneToken:
 
         s, device, first = transformer.shape, transformer.device, transformer.layers[0]
         assert kernels.run_layers is not None and isinstance(first.ffn, FeedForward)
+        self.dtype = transformer.dtype
         self.run_layers, self.eps, self.scale = kernels.run_layers, s.norm_eps, s.attention_scale
         self.sizes = Sizes(
             s.width, s.heads, s.kv_heads, s.head_dim, s.ffn, isinstance(first.qkv, QuantisedLinear),
@@ -66,9 +70,8 @@ class OneToken:
         self.kept.append((scales if linear.gain is None else scales * linear.gain).contiguous())
         return linear.codes, self.kept[-1]
 
-    def __call__(self, x: Tensor, metadata: BatchMetadata, cos_sin: tuple[Tensor, Tensor] | None) -> Tensor:
-        """x [1, width], which is written over."""
-        where = metadata.slots, metadata.starts, metadata.counts
+    def __call__(self, x: Tensor, where: tuple[Tensor, Tensor, Tensor], cos_sin: CosSin | None) -> Tensor:
+        """x [1, width], which is written over; `where` is slots, starts, counts."""
         self.run_layers(
             x, self.table, self.sizes, self.scratch, self.cached.keys, *where, cos_sin, self.eps, self.scale,
             self.cached.tables, self.cut,
@@ -76,14 +79,28 @@ class OneToken:
         return x
 
 
-def one_token(transformer: Transformer, cache: Cache, kernels: Kernels, flags: KernelFlags) -> OneToken | None:
+def one_token(
+    transformer: Transformer, cache: Cache, kernels: Kernels, flags: KernelFlags, cos_sin: CosSin | None
+) -> OneToken | None:
     """None: there is no such kernel, or not for this model; then its layers are run by a launch for each operation."""
     if not flags.one_token or kernels.run_layers is None or not suits(transformer, cache):
         return None
     if transformer.device.type != "cuda" or torch.version.hip:
         return None
     major, minor = torch.cuda.get_device_capability(transformer.device)
-    return OneToken(transformer, cache, kernels) if 10 * major + minor >= CAPABILITY else None
+    return tried(OneToken(transformer, cache, kernels), cos_sin) if 10 * major + minor >= CAPABILITY else None
+
+
+def tried(made: OneToken, cos_sin: CosSin | None) -> OneToken | None:
+    """None if it cannot be launched: all its programs have to run at a time, and a part of a GPU may have no room."""
+    device = made.table.device
+    ended = torch.zeros(1, dtype=torch.long, device=device)
+    try:
+        made(torch.zeros(1, made.sizes.width, device=device, dtype=made.dtype), (ended, ended, ended), cos_sin)
+    except Exception as refusal:  # whatever it is, there is another way
+        log.warning("single tokens are made by a launch for each operation, which is slower: %s", refusal)
+        return None
+    return made
 
 
 def suits(transformer: Transformer, cache: Cache) -> bool:
@@ -109,6 +126,9 @@ def _suits(layer: Layer, dtype: torch.dtype) -> bool:
     if not isinstance(layer.ffn, FeedForward) or layer.attention_out_norm is not None or layer.ffn_out_norm is not None:
         return False
     if any(linear.bias is not None for linear in _matrices(layer)[1:]):
+        return False
+    vectors = [layer.attention_norm, layer.ffn_norm, layer.query_norm, layer.key_norm, layer.qkv.bias]
+    if any(vector is not None and vector.dtype != dtype for vector in vectors):
         return False
     return all(_plain(linear, dtype) or _codes(linear) for linear in _matrices(layer))
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
 
@@ -13,7 +15,7 @@ from semspec.model import ModelRunner
 from semspec.model.graph_runner import GraphRunner
 from semspec.model.graphs import NoGraphs
 from semspec.model.kernels import DEFAULT_FLAGS, one_token, reference_kernels
-from semspec.model.one_token import OneToken, suits
+from semspec.model.one_token import OneToken, suits, tried
 from semspec.types import Decode, Sampling, Score
 from tests.checkpoints import make_model, save
 from tests.interpreter import allow_new_numpy
@@ -67,3 +69,22 @@ def test_other_models_are_left_to_other_kernels(family: str, tmp_path: Path) -> 
 def test_codes_with_scales_of_blocks_are_left_to_other_kernels(tmp_path: Path) -> None:
     plain = ModelRunner.load(save(make_model("qwen3"), tmp_path), device="cpu", dtype="int8", slots=2, context=96)
     assert not suits(plain.transformer, plain.cache)
+
+
+def test_a_launch_that_is_refused_leaves_single_tokens_to_other_kernels(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = ModelRunner.load(save(make_model("qwen3"), tmp_path), device="cpu", slots=2, context=96)
+    ends: list[int] = []
+
+    def launched(x: Tensor, *rest: Any) -> None:
+        ends.append(int(rest[6]))  # nothing is decoded, so nothing is written
+
+    def refused(*_: Any) -> None:
+        raise RuntimeError("too many blocks in cooperative launch")
+
+    for launch, works in ((launched, True), (refused, False)):
+        kernels = replace(reference_kernels(), run_layers=launch)
+        made = OneToken(plain.transformer, plain.cache, kernels, CUT)
+        assert (tried(made, None) is made) == works
+    assert ends == [0] and "too many blocks" in caplog.text

@@ -108,7 +108,7 @@ def run_layers(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["layers", "table_width"])
+@triton.jit(do_not_specialize=["layers", "table_width"], do_not_specialize_on_alignment=["slots", "starts", "counts"])
 def _run_layers(
     x, table, met, qkv, parts, sums, attended, inner, slots, starts, counts, tables, cos, sin, eps, scale, layers,
     table_width, page_stride, head_stride, position_stride,
