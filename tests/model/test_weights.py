@@ -142,7 +142,11 @@ def test_a_model_needs_a_name(name: str) -> None:
     assert "name is empty" in refusal(name)
 
 
-def test_a_hub_id_that_cannot_be_had_is_refused() -> None:
+def test_a_hub_id_that_cannot_be_had_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_there(*_: Any, **__: Any) -> None:
+        raise ValueError("404")
+
+    monkeypatch.setattr(weights, "snapshot_download", not_there)
     assert "no-such/model is neither a folder nor a checkpoint the hub could give" in refusal("no-such/model")
 
 
