@@ -42,7 +42,8 @@ def graph_bytes(
     if device.type != "cuda" or shape is None or not covers(shape):
         return 0
     batch = bucket(min(slots, BATCHES[-1]), BATCHES)
-    rows = MAX_ROWS if packed else min(MAX_ROWS, batch * MAX_QUERIES)  # few sequences may have long pieces in one row
+    together = packed and batch > 1  # a few sequences may have long pieces in one row
+    rows = MAX_ROWS if together else min(MAX_ROWS, batch * MAX_QUERIES)
     results = rows * shape.vocab_size * itemsize  # copied away from each pass
     pool = rows * _activations(shape, itemsize) + PARTS * shape.head_dim * FLOAT + batch * shape.vocab_size * SAMPLING
     return (

@@ -44,11 +44,11 @@ def packed_passes(lengths: Sequence[int]) -> list[list[int]]:
 
 def fits_rectangle(lengths: Sequence[int]) -> bool:
     """Whether sequences of one pass take no more rows side by side, each as long as the longest: then their numbers are
-    fewer, and attention has whole sequences in place of tiles."""
+    fewer, and attention has whole sequences in place of tiles. One alone has hardly any padding either way."""
     longest = max(lengths)
     if longest > MAX_QUERIES or len(lengths) > BATCHES[-1]:
         return False
-    return bucket(len(lengths), BATCHES) * bucket(longest, QUERIES) <= bucket(sum(lengths), ROWS)
+    return len(lengths) == 1 or bucket(len(lengths), BATCHES) * bucket(longest, QUERIES) <= bucket(sum(lengths), ROWS)
 
 
 def tile_queries(lengths: Sequence[int], group: int) -> int:

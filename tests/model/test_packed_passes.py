@@ -152,8 +152,8 @@ def test_a_tick_is_one_pass_as_long_as_rows_allow(
 
 @pytest.mark.parametrize(
     ("lengths", "fits"),
-    [([9], True), ([9] * 32, True), ([9] * 33, False), ([9] * 64, True), ([1] * 65, False), ([64] * 16, True),
-     ([9, 1], False), ([8] * 8, False), ([60] + [1] * 7, False), ([120], False)],
+    [([9], True), ([30], True), ([9] * 32, True), ([9] * 33, False), ([9] * 64, True), ([1] * 65, False),
+     ([64] * 16, True), ([9, 1], False), ([8] * 8, False), ([60] + [1] * 7, False), ([120], False)],
 )  # fmt: skip
 def test_rectangles_are_made_where_they_have_no_more_rows(lengths: list[int], fits: bool) -> None:
     assert fits_rectangle(lengths) == fits
@@ -234,8 +234,8 @@ def test_texts_are_the_same(plain: ModelRunner) -> None:
 def test_memory_is_planned_for_both_ways(plain: ModelRunner) -> None:
     """A packed pass of few sequences may be as long as one of many; its numbers have one place for all sizes."""
     shape, card = plain.shape, torch.device("cuda")
-    flat, packed = (graph_memory.graph_bytes(shape, card, 2, 1, 128, packed=way) for way in (False, True))
-    assert graph_memory.graph_bytes(shape, card, 2, 1, 128) == packed > flat
+    flat, packed = (graph_memory.graph_bytes(shape, card, 2, 2, 128, packed=way) for way in (False, True))
+    assert graph_memory.graph_bytes(shape, card, 2, 2, 128) == packed > flat
     *_, runner = twins(plain)
     course(runner)
     assert runner.graph_runner is not None
