@@ -113,3 +113,12 @@ def test_the_command_needs_no_file(tmp_path: Path) -> None:
     prompts = [json.loads(line)["content"] for line in (out / "prompts.jsonl").read_text().splitlines()]
     given = [pair.tokenizer.decode(text.tokens[: text.prompt]) for text in read(out / "texts.jsonl")]
     assert len(given) == 5 and all(own in text for own, text in zip(prompts, given, strict=False))
+
+
+def test_what_a_text_begins_with_is_not_there_twice() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.bos_token = tokenizer.eos_token
+    tokenizer.chat_template = TEMPLATE
+    adds = tokenizer.encode("a")[:1] == [tokenizer.bos_token_id]
+    before, _ = opening(tokenizer)
+    assert tokenizer.encode(before).count(tokenizer.bos_token_id) == 1 and before.startswith("<eos>") != adds

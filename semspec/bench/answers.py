@@ -7,6 +7,7 @@ from math import fsum
 
 from semspec.bench.pairs import Figures, Row, both_sides, plain, sides_by_problem, two_lists
 from semspec.bench.tost import equivalence_p
+from semspec.bench.verdict import ROUNDED
 from semspec.statistics import difference, discordant, mcnemar
 
 
@@ -20,7 +21,7 @@ def margins_by_problem(draft: list[Row], share: float) -> dict[str, float] | Non
     sides = sides_by_problem(draft, lambda s: s["correct"])
     lost = fsum(ours - theirs for ours, theirs in sides.values())
     each = {problem: share * (ours - theirs) * (1 if lost > 0 else -1) for problem, (ours, theirs) in sides.items()}
-    return each if lost else None
+    return each if abs(lost) > ROUNDED else None
 
 
 def paired_test(pairs: list[Row], limit: float | None = None, unit: Mapping[str, float] | None = None) -> Figures:

@@ -12,7 +12,7 @@ from typing import Any
 
 from semspec.bench.folder import Sample
 from semspec.bench.pairs import Figures
-from semspec.bench.verdict import ALPHA, problems_alike
+from semspec.bench.verdict import ALPHA, POINTS, problems_alike
 
 CUT = 0.9  # of the target's answers; with so many cut off, what is left are beginnings
 ROOM = 2  # the target must be right on this many times the margin, or half of its right answers fit in it
@@ -107,8 +107,12 @@ def resolution_note(summary: Mapping[str, Any]) -> list[str]:
     if not tested or summary.get("graded"):
         return []
     n, fewest = max(arm["scored_in_common"] for arm in tested), ceil(log2(2 * len(tested) / ALPHA))
-    wanted = problems_alike(summary.get("margin", {}).get("points"), len(tested))
-    more = f"; with fewer than {wanted} nothing can be called equivalent" if n < wanted else ""
+    margin = summary.get("margin", {})
+    wanted = problems_alike(margin.get("points"), len(tested))
+    known = margin.get("points", POINTS) is not None  # else no number would do
+    more = f"; with fewer than {wanted} no lossy rule can be called equivalent" if known and n < wanted else ""
+    if fewest > n:
+        return [f"{n} answer{'s' if n > 1 else ''} cannot show any loss{more}."]
     return [f"Of {n} answers {fewest} lost and none gained ({100 * fewest / n:.1f} %) are the fewest that show{more}."]
 
 

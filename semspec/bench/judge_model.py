@@ -40,7 +40,7 @@ BUSY = (429, 500, 502, 503, 504, 529)
 SCORES = {"A": 1.0, "B": 0.0, "TIE": 0.5}
 KEPT = ". What it has said is kept: the same command goes on from there"
 WORD = re.compile(r"\b(?:A|B)\b|\b[Tt]ie\b|\bTIE\b")
-LAST_WORD = re.compile(r"(?:^|:|\bis)\W*(a|b|tie)\W*$", re.IGNORECASE)  # "The better answer is: **b**."
+LAST_WORD = re.compile(r"(?:^|:|\b(?:is|it's|choose)|boxed\{)\W*(?:an? )?(a|b|tie)\W*$", re.IGNORECASE)
 
 
 def verdict_of(reply: str) -> float | None:
@@ -49,7 +49,7 @@ def verdict_of(reply: str) -> float | None:
     text = reply.rsplit("</think>", 1)[-1].strip()
     if "<think>" in text:
         return None
-    if found := LAST_WORD.search(text.rsplit("\n", 1)[-1]):
+    if found := LAST_WORD.search(text.rsplit("\n", 1)[-1]):  # "The better answer is: **b**.", "I choose B"
         return SCORES[found[1].upper()]
     words = {word.upper() for word in WORD.findall(text)}
     return SCORES[words.pop()] if len(words) == 1 else None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import ceil, log
+from math import ceil, log, log1p
+from typing import TypeGuard
 
 from semspec.bench.pairs import Figures
 from semspec.errors import BadRequest
@@ -16,6 +17,7 @@ from semspec.statistics import holm
 
 ALPHA = 0.05
 POINTS = 0.03  # of accuracy
+ROUNDED = 1e-9  # what sums of shares that are 0 are off by, and more
 SHARE = 0.15  # of the distance from the target to the draft: about as much as 3 points on the pocket pair
 MIN_PROBLEMS = 5  # in common with the target alone; with fewer there is no verdict on speed or quality
 
@@ -49,15 +51,19 @@ class Margin:
         """`distance`: what the draft alone loses; None where that is not known."""
         if self.share is None:
             return self.points or POINTS
-        return self.share * abs(distance) if distance else None
+        return self.share * abs(distance) if _some(distance) else None
 
     def of_measure(self, distance: float | None) -> float | None:
-        return (self.share or SHARE) * abs(distance) if distance else None
+        return (self.share or SHARE) * abs(distance) if _some(distance) else None
 
     def words(self) -> str:
         if self.share is None:
             return f"{100 * (self.points or POINTS):g} points"
         return f"{100 * self.share:g} % of the distance from the target to the draft"
+
+
+def _some(distance: float | None) -> TypeGuard[float]:
+    return distance is not None and abs(distance) > ROUNDED
 
 
 def correct(figures: Mapping[str, Figures], arms: Iterable[str], p: str) -> None:
@@ -70,7 +76,7 @@ def correct(figures: Mapping[str, Figures], arms: Iterable[str], p: str) -> None
 def problems_alike(share: float | None, arms: int) -> int:
     """How many answers must be the same, token for token, and none another, so that more changed ones than this share
     are ruled out: the margin, where a changed one is lost. Corrected for the number of arms."""
-    return ceil(log(ALPHA / max(1, arms)) / log(1 - (share or POINTS)))
+    return ceil(log(ALPHA / max(1, arms)) / log1p(-min(share or POINTS, 1 - ROUNDED)))
 
 
 def decide(p_differs: float | None, p_equivalent: float | None, loses: bool) -> str:

@@ -95,4 +95,7 @@ def opening(tokenizer: PreTrainedTokenizerBase) -> tuple[str, tuple[int, ...]]:
     special = [
         token for token in tokenizer.encode(after, add_special_tokens=False) if token in tokenizer.all_special_ids
     ]
+    first = tokenizer.bos_token
+    if first and before.startswith(first) and tokenizer.encode(MARK)[:1] == [tokenizer.bos_token_id]:
+        before = before.removeprefix(first)  # a text gets it when it is encoded
     return before, tuple(special[:1])

@@ -192,6 +192,8 @@ class AdaptiveLength:
             return self._clamp(INITIAL_LENGTHS[0])
         if self.reserve < 0:
             return 0
+        if self.best and self.pace.ask():
+            return 0
         other = self._again() if self.doubts else None
         other = self._explore() if other is None else other
         if other is None:
@@ -204,7 +206,8 @@ class AdaptiveLength:
         requested = min(made.requested, self.max_tokens)
         self.longest = max(self.longest, requested)
         if made.timed and (usual := self.target.median.get(requested)):
-            self.pace.follow(made.target if requested else made.target / max(made.tokens, 1), usual)
+            passes = 1 if requested else max(made.tokens, 1)
+            self.pace.follow(made.target / passes, usual, alone=not requested)
         made = replace(made, draft=made.draft / self.pace.now, target=made.target / self.pace.now)
         if self.rates and not made.prompt:
             self._keep_account(made, requested)
@@ -296,7 +299,7 @@ class AdaptiveLength:
         elif not (self.draft_cost or self.lookup):  # nothing to compare with
             again = None
         else:
-            alone = 1 / self.target.of(0)
+            alone = 1 / max(self.target.of(0), MIN_SECONDS)
             hoped = rates(self.chances(), lambda n: 0.0, self._known)
             again = min(drafted) if max(hoped) > alone else None
         self.doubts -= again is not None

@@ -10,6 +10,9 @@ RECENT = 15  # measurements of one length that are kept; their median counts, so
 FEW = 3  # and the least of so few: what else the machine does only adds
 PRIOR_SLOPE = 0.1  # seconds of a further token in a target pass, in passes, before any was measured
 PACE_ROUNDS = 7  # whose median tells how fast the machine is now
+PACE_ASKED = 28  # between two rounds of the target alone that are made only to know its pace
+BELIEVED = 1.5  # times slower than the target alone was last, by rounds with drafts only
+SLOWEST = 1e-3  # of clocks that stand still
 RIDGE = 8.0  # tokens squared: regularises the slope of the target's seconds towards 0
 
 
@@ -62,14 +65,31 @@ class Seconds:
 
 class Pace:
     """How much slower all passes are than when they were first measured, since others use the machine, too. Seconds
-    are divided by it, or lengths that are seldom measured would seem to become better or worse."""
+    are divided by it, or lengths that are seldom measured would seem to become better or worse.
+
+    Where only rounds with drafts have become slow, that is what drafts cost and no pace of the machine. So they are
+    believed up to a limit, and beyond it a round of the target alone has to say the same."""
 
     def __init__(self) -> None:
         self.now = 1.0
+        self._alone = 1.0  # what the last round of the target alone said
         self._seen = deque[float](maxlen=PACE_ROUNDS)
+        self._wanted, self._rounds = 1.0, PACE_ASKED
 
-    def follow(self, seconds: float, usual: float) -> None:
-        """After a pass that takes `usual` at pace 1."""
-        self._seen.append(seconds / usual)
+    def follow(self, seconds: float, usual: float, alone: bool) -> None:
+        """After a pass that takes `usual` at pace 1; `alone`: one of the target without a draft."""
+        pace = max(seconds / usual, SLOWEST)
+        self._seen.append(pace)
+        self._rounds += 1
+        if alone:
+            self._alone = pace
         if len(self._seen) == PACE_ROUNDS:
-            self.now = median(self._seen)
+            self._wanted = median(self._seen)
+            self.now = min(self._wanted, BELIEVED * max(self._alone, 1.0))
+
+    def ask(self) -> bool:
+        """Whether the target alone should be timed now."""
+        asked = self._wanted > self.now and self._rounds >= PACE_ASKED
+        if asked:
+            self._rounds = 0
+        return asked

@@ -148,7 +148,8 @@ def choose(log_weights: Tensor, key: Tensor) -> Tensor:
         drawn: Tensor = kernels.choose(log_weights, key)
         return drawn
     if on_host(log_weights):
-        return torch.tensor([_winner(row, k) for row, k in zip(log_weights.float().numpy(), key.tolist(), strict=True)])
+        rows = zip(log_weights.float().numpy(), key.tolist(), strict=True)
+        return torch.tensor([_winner(row, k) for row, k in rows], dtype=torch.long)
     scores = log_weights - noise.exponential(key, log_weights.shape[-1]).log()
     return _index(scores.max(-1))
 

@@ -149,3 +149,14 @@ def test_a_slow_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 )  # fmt: skip
 def test_what_a_reply_says(reply: str, score: float | None) -> None:
     assert verdict_of(reply) == score
+
+
+@pytest.mark.parametrize(
+    ("reply", "value"),
+    [
+        ("A tie.", 0.5), ("It's a tie", 0.5), ("Answer A is worse.\nI choose B.", 0.0),
+        ("A is good. B is bad.\n\\boxed{A}", 1.0), ("B is a better answer", 0.0), ("A or B", None),
+    ],
+)  # fmt: skip
+def test_plain_words_are_read(reply: str, value: float | None) -> None:
+    assert verdict_of(reply) == value

@@ -13,7 +13,7 @@ from semspec.bench.calibrate import excess_p, fewest_problems, loosest_safe, los
 from semspec.bench.candidates import LADDERS, candidates
 from semspec.bench.summary import summarise
 from semspec.bench.tost import equivalence_p
-from semspec.bench.verdict import Margin, decide
+from semspec.bench.verdict import Margin, decide, problems_alike
 from semspec.errors import BadRequest
 from semspec.statistics import betting_p, difference, fixed_sequence, paired_p
 from tests.bench.test_summary import arm, many, run_of
@@ -248,3 +248,10 @@ def test_problems_in_an_order_that_says_something_prove_nothing() -> None:
     values = {(arm, str(i), 0): 1.0 - lost * (i >= 300) for i in range(600) for arm, lost in arms}
     assert excess_p([0.0] * 300 + [0.4] * 300, 0.03) < 0.01, "in this order it would have been safe"
     assert excess_p(losses_of(samples, ["loose"], values).of["loose"], 0.03) > 0.5
+
+
+def test_a_distance_that_is_only_rounded_is_none() -> None:
+    """Repeats whose gains and losses cancel: what is left of the sum is no margin, and no reason to fail."""
+    margin = Margin.parse("15%")
+    assert margin.of_accuracy(-1.4e-17) is None and margin.of_measure(1e-12) is None
+    assert problems_alike(2e-18, 1) > 10**9 and problems_alike(1.0, 1) == 1

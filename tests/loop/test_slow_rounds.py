@@ -138,3 +138,32 @@ def test_an_unusual_length_is_not_charged_for_the_first_pass_of_its_size() -> No
     assert 2 < n <= 8, "no more than twice the longest so far"
     policy.observe(Round(n, n, 3, 0.15 * n, 8.0, timed=False))
     assert policy.reserve > 0 and policy.length() > 0
+
+
+@pytest.mark.parametrize("times", [5, 8, 12])
+def test_drafts_that_become_dear_are_not_taken_for_a_slow_machine(times: float) -> None:
+    """Only rounds with drafts are slower, from the 100th on. By pace alone it was 1.08, 1.19 and 1.30 of the target."""
+    taken = []
+    for seed in range(20):
+        world = World(0.8, 0.1, 0.05)
+        policy, rng, spent, done, alone = world.policy(), random.Random(seed), 0.0, 0, 0
+        for i in range(800):
+            n = policy.length(Situation(i % 100, i % 100, 100, 0))
+            accepted = next((j for j in range(n) if rng.random() > world.chance), n)
+            got = accepted + 1 if n else policy.target_only_tokens(alone)
+            noise = 0.95 + 0.1 * rng.random()
+            target = noise * ((1 + world.row * n) * (times if i >= 100 else 1) if n else got)
+            draft, timed = noise * world.cost * n, i > 0 and (not n or not alone)
+            policy.observe(Round(n, n, got, draft, target, timed, prompt=not i))
+            alone = 0 if n else alone + 1
+            if i >= 100:
+                spent, done = spent + draft + target, done + got
+        taken.append(spent / done)
+    assert sum(taken) / len(taken) < {5: 1.06, 8: 1.12, 12: 1.18}[times]
+
+
+def test_a_clock_that_stands_still_ends_nothing() -> None:
+    policy = PAYS[0].policy()
+    for i in range(60):
+        n = policy.length(Situation(i, i, 60, 0))
+        policy.observe(Round(n, n, n + 1, 0.0 if i > 20 else 0.01, 0.0 if i > 20 else 0.02, i > 0, prompt=not i))
