@@ -192,9 +192,7 @@ class AdaptiveLength:
             return self._clamp(INITIAL_LENGTHS[0])
         if self.reserve < 0:
             return 0
-        if self.best and self.pace.ask():
-            return 0
-        other = self._again() if self.doubts else None
+        other = 0 if self.best and self.pace.ask() else self._again() if self.doubts else None
         other = self._explore() if other is None else other
         if other is None:
             return self.best
@@ -206,8 +204,7 @@ class AdaptiveLength:
         requested = min(made.requested, self.max_tokens)
         self.longest = max(self.longest, requested)
         if made.timed and (usual := self.target.median.get(requested)):
-            passes = 1 if requested else max(made.tokens, 1)
-            self.pace.follow(made.target / passes, usual, alone=not requested)
+            self.pace.follow(made.target / (1 if requested else max(made.tokens, 1)), usual, alone=not requested)
         made = replace(made, draft=made.draft / self.pace.now, target=made.target / self.pace.now)
         if self.rates and not made.prompt:
             self._keep_account(made, requested)
