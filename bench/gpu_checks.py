@@ -21,7 +21,7 @@ from semspec.model.graphs import GraphCache, NoGraphs
 from semspec.model.kernels import DEFAULT_FLAGS, KernelFlags
 from semspec.model.transformer import Transformer
 from semspec.sparse import AttentionPlan, SparsePlan, apply
-from semspec.types import Decode, Sampling, Score
+from semspec.types import Decode, Handover, Sampling, Score
 from tests.checkpoints import FAMILIES, VOCAB
 
 MIXTURES = ("qwen3-moe", "mixtral")
@@ -219,6 +219,36 @@ def ragged_batches_equal_singles_but_for_near_ties(device: torch.device) -> None
             row = alone.logits[first]
             gap = float(row[alone.tokens[first]] - row[tokens[first]])
             assert gap < 0.05 * float(row.std()), f"token {first} differs with a gap of {gap:.3f}"
+
+
+@check
+def drafts_read_before_the_host_knows_them(device: torch.device) -> None:
+    """A round as without: the same rows, the same cache, no pass more; the first round captures what the others use."""
+    flags = replace(DEFAULT_FLAGS, hand_over=True)
+    for batch in (1, 3):
+        target, draft = (runner(f, device, torch.float32, choices=flags) for f in ("qwen3", "qwen2"))
+        slots = [(target.acquire(), draft.acquire()) for _ in range(batch)]
+        for slot, other in slots:
+            for one, own in ((target, slot), (draft, other)):
+                one.score([Score(one, own, text(slot, 20 + slot), 0)])
+        for step in range(4):
+            over = [Handover(target, slot, [step + 1]) for slot, _ in slots]
+            wrote = draft.decode([
+                Decode(draft, own, h.tokens, 8, Sampling(1.0, seed=step), 8, handover=h)
+                for (_, own), h in zip(slots, over, strict=True)
+            ])  # fmt: skip
+            feeds = [[*h.tokens, *out.tokens] for h, out in zip(over, wrote, strict=True)]
+            assert all(h.rows is not None for h in over) or not step, "nothing was begun"
+            ours = target.score([Score(target, h.slot, f, 9, handover=h) for f, h in zip(feeds, over, strict=True)])
+            after = [row.logits for row in ours]
+            for h in over:
+                target.truncate(h.slot, target.length(h.slot) - 9)
+            again = target.score([Score(target, h.slot, f, 9) for f, h in zip(feeds, over, strict=True)])
+            for mine, theirs in zip(after, again, strict=True):
+                near(mine, theirs.logits, 1e-6, f"batch {batch}, round {step}")
+            for slot, own in slots:
+                target.truncate(slot, target.length(slot) - 4)
+                draft.truncate(own, draft.length(own) - 3)
 
 
 @check

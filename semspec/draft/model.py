@@ -44,6 +44,7 @@ class ModelDrafter:
                 layers=request.layers,
                 drafting=True,
                 history=history,
+                handover=None if self.early_exit.enabled else request.handover,
             )
             parts.append(out)
             drafted += len(out.tokens)

@@ -33,6 +33,7 @@ from semspec.types import (
     DraftRequest,
     Event,
     FinishReason,
+    Handover,
     ProposalGenerator,
     Relaxed,
     Request,
@@ -148,8 +149,10 @@ class Decoder:
             request = self.job.rule.request(min(n, left - 1), self.job.sampling, self.round)
             if (threshold := self.draft_length.threshold) != request.threshold:
                 request = replace(request, threshold=threshold)
+            if self.target.hands_over and (handover := self.handover()):
+                request = replace(request, handover=handover)
             draft: Draft = yield from self.propose_from(self.context, request)
-            event = yield from self.check(draft, self.allowed(self.job.rule), left)
+            event = yield from self.check(draft, self.allowed(self.job.rule), left, request.handover)
             drafted = min(draft.longest, event.drafted)
         else:
             event = yield from self.decode_target(self.draft_length.target_only_tokens(self.undrafted_rounds), left)
@@ -169,18 +172,27 @@ class Decoder:
         unread = max(self.undrafted - self.stats.cached_tokens, 0) if self.drafter.runners else 0
         return Situation(len(self.context), len(self.context) - len(self.job.prompt), left, unread)
 
+    def handover(self) -> Handover | None:
+        """By which the target reads a draft as it is, if it will."""
+        job, pending, plain = self.job, self.pending(), type(self.job.rule).layout is Rule.layout
+        if not plain or len(pending) > 1 or job.processors is not None or self.scorer.layers:
+            return None
+        return Handover(self.target, self.slot, pending, self.allowed(job.rule).layers)
+
     def propose_from(self, context: list[int], request: DraftRequest) -> ProposalGenerator:
         if self.job.processors is not None:
             request = replace(request, processors=self.job.processors)
         return self.drafter.propose(context, request)
 
-    def check(self, draft: Draft, rule: Rule, left: int) -> Generator[Request, Any, Event]:
+    def check(
+        self, draft: Draft, rule: Rule, left: int, handover: Handover | None = None
+    ) -> Generator[Request, Any, Event]:
         """Score, verify, commit."""
         job = self.job
         draft, layout = self.fit(draft, rule)
         feed = self.pending() + layout
         rows: ScoreOutput = yield from self.scorer.score(
-            feed, 1 + len(layout), rule.layers, dense=not draft.tokens, parents=draft.parents
+            feed, 1 + len(layout), rule.layers, dense=not draft.tokens, parents=draft.parents, handover=handover
         )
         if not draft.tokens:  # nothing to verify: the target's own token follows
             rule = EXACT

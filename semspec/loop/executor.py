@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -289,8 +290,11 @@ class Executor(LiveTasks):
     def _decode(self, runner: Runner, decodes: list[DecodeWork]) -> Pass[Served]:
         """All sequences decode a few tokens; a single one decodes all it requested."""
         n = self.chunk if len(self.tasks) > 1 else max(w.request.n for w in decodes)
+        requests = [w.next_decode(n) for w in decodes]
+        if len(decodes) < len(self.tasks) - len(self._waiting):  # others may want to share the target's pass
+            requests = [replace(r, handover=None) if r.handover else r for r in requests]
         try:
-            out = yield partial(runner.decode, [w.next_decode(n) for w in decodes])
+            out = yield partial(runner.decode, requests)
         except Exception as error:
             self._fail((w.task for w in decodes), error)
             return []

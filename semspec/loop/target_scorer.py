@@ -11,7 +11,7 @@ from torch import Tensor
 
 from semspec.draft.hidden_states import HiddenStateDrafter
 from semspec.sampling.copies import to_device
-from semspec.types import Drafter, Request, Runner, Score, ScoreOutput
+from semspec.types import Drafter, Handover, Request, Runner, Score, ScoreOutput
 
 
 class TargetScorer:
@@ -31,10 +31,16 @@ class TargetScorer:
         layers: tuple[int, ...] = (),
         dense: bool = True,
         parents: tuple[int, ...] = (),
+        handover: Handover | None = None,
     ) -> Generator[Request, Any, ScoreOutput]:
         """Feed tokens to the target. Returns what was asked for; a drafter that wants states gets all."""
         if not self.layers:
-            return (yield Score(self.target, self.slot, tokens, logits_to_keep, layers, dense=dense, parents=parents))
+            return (
+                yield Score(
+                    self.target, self.slot, tokens, logits_to_keep, layers, dense=dense, parents=parents,
+                    handover=handover,
+                )
+            )  # fmt: skip
         both, states = tuple(sorted({*self.layers, *layers})), len(tokens)
         rows: ScoreOutput = yield Score(
             self.target, self.slot, tokens, logits_to_keep, both, False, states, dense, parents

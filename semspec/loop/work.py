@@ -98,7 +98,7 @@ class DecodeWork:
     def next_decode(self, n: int) -> Decode:
         if not self.generated and n >= self.request.n and self.feed is self.request.tokens:
             return self.request
-        return replace(self.request, tokens=self.feed, n=min(n, self.request.n - self.generated))
+        return replace(self.request, tokens=self.feed, n=min(n, self.request.n - self.generated), handover=None)
 
     def take(self, out: DecodeOutput) -> None:
         self.parts.append(out)

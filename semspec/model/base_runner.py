@@ -1,10 +1,12 @@
-"""What types.Runner asks about room in the cache, for runners whose cache is never full."""
+"""What types.Runner asks of runners whose cache is never full, and whose passes begin when the host asks for them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from semspec.types import Score
+from torch import Tensor
+
+from semspec.types import Handover, Score
 
 
 class BaseRunner:
@@ -14,6 +16,13 @@ class BaseRunner:
     @property
     def windowed(self) -> bool:
         return False
+
+    @property
+    def hands_over(self) -> bool:
+        return False
+
+    def begin(self, handovers: Sequence[Handover], drafts: Tensor) -> None:
+        pass
 
     def can_admit(self, prompt: Sequence[int], salt: str = "") -> bool:
         return not self.lacks_room([(None, len(prompt))])

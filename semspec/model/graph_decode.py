@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -67,14 +67,15 @@ class GraphDecode:
     def decode(self, requests: Sequence[Decode], vocab: int) -> list[DecodeOutput]:
         """Feeds must be short; see types.Runner for the rest of the contract."""
         if len(requests) > BATCHES[-1]:
-            most = BATCHES[-1]
-            return self.decode(requests[:most], vocab) + self.decode(requests[most:], vocab)
+            most, parts = BATCHES[-1], [replace(r, handover=None) for r in requests]
+            return self.decode(parts[:most], vocab) + self.decode(parts[most:], vocab)
         cache = self.runner.cache
         starts = cache.extend([(r.slot, len(r.tokens)) for r in requests])
         # The last token written is not fed, so one more fits than the slot has positions left.
         left = [min(r.n, cache.capacity - cache.lengths[r.slot] + 1) for r in requests]
         cache.reserve([(r.slot, n - 1) for r, n in zip(requests, left, strict=True)])
         chunks = self._launch(requests, starts, left, Mode.of(requests, vocab))
+        hand_over(requests, chunks)
         answers = []
         for b, r in enumerate(requests):
             output = DecodeOutput.join([part for chunk in chunks if (part := chunk.of(b, r))])
@@ -84,6 +85,8 @@ class GraphDecode:
                 cache.extend([(r.slot, 1)])  # raises: the slot is full
             if chunks[-1].nan(b):  # in the cache, it makes all later logits NaN: to check the last ones is enough
                 output.tokens[-1] = -1
+            if r.handover is not None:
+                r.handover.draft = output.tokens
             answers.append(output)
         return answers
 
@@ -138,9 +141,10 @@ class GraphDecode:
             left -= steps
             queries = 1
         nan = runner.logits[:used, : mode.vocab_size].isnan().any(-1)
+        rows = torch.cat([out[:size, :used], nan[None].long()])
         return Chunk(
-            size,
-            HostCopy(torch.cat([out[:size, :used], nan[None].long()])),
+            rows[:size],
+            HostCopy(rows),
             None if logits is None else logits[:size, :used].clone(),
             {layer: states[:size, :used].clone() for layer, states in hidden.items()},
         )
@@ -246,10 +250,14 @@ class HostCopy:
 class Chunk:
     """The tokens of one launch; -1 where a sequence had ended before."""
 
-    size: int
+    written: Tensor  # [size, B]
     _rows: HostCopy  # [size + 1, B]; the last row says whose latest logits are NaN
     logits: Tensor | None  # [size, B, V]
     hidden: dict[int, Tensor]  # layer -> [size, B, width]
+
+    @property
+    def size(self) -> int:
+        return len(self.written)
 
     @property
     def tokens(self) -> list[list[int]]:  # [size, B]
@@ -270,3 +278,13 @@ class Chunk:
         rows = slice(len(tokens))
         logits = self.logits[rows, b] if r.keep_logits and self.logits is not None else None
         return DecodeOutput(tokens, logits, {layer: self.hidden[layer][rows, b] for layer in r.layers})
+
+
+def hand_over(requests: Sequence[Decode], chunks: Sequence[Chunk]) -> None:
+    """Begin the passes that follow, before the host waits for the tokens; of one target, and for whole batches only."""
+    handovers = [r.handover for r in requests if r.handover is not None]
+    if len(handovers) < len(requests) or len({id(h.runner) for h in handovers}) > 1:
+        return
+    target, drafts = handovers[0].runner, torch.cat([chunk.written for chunk in chunks])
+    if target.device == drafts.device:  # one on another device may be in the middle of a pass
+        target.begin(handovers, drafts)

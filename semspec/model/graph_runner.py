@@ -74,8 +74,28 @@ class GraphRunner:
                 found[i] = output
         return found  # type: ignore[return-value]  # every place is in one pass
 
+    def begin(
+        self, requests: Sequence[Score], starts: Sequence[int], vocab: int, drafts: Tensor
+    ) -> list[ScoreOutput] | None:
+        """As `score`, but the last tokens of each request are these [n, B], as the device has them. None: that would
+        be several passes, or wait for a capture."""
+        lengths, layers = [len(r.tokens) for r in requests], requests[0].layers
+        if len(packed_passes(lengths) if self.flags.packed else passes(lengths)) > 1:
+            return None
+        if self.flags.packed and not fits_rectangle(lengths):
+            known = self.launcher.knows(("packed", self._packing(requests, starts), layers))
+            return self._packed_pass(requests, starts, vocab, drafts) if known else None
+        sizes = bucket(len(requests), BATCHES), bucket(max(lengths), QUERIES)
+        known = self.launcher.knows(("score", *sizes, layers, None))
+        return self._pass(requests, starts, vocab, None, drafts) if known else None
+
     def _pass(
-        self, requests: Sequence[Score], starts: Sequence[int], vocab: int, sparsity: Sparsity | None
+        self,
+        requests: Sequence[Score],
+        starts: Sequence[int],
+        vocab: int,
+        sparsity: Sparsity | None,
+        drafts: Tensor | None = None,
     ) -> list[ScoreOutput]:
         queries, batch = bucket(max(len(r.tokens) for r in requests), QUERIES), bucket(len(requests), BATCHES)
         layers = tuple(sorted({layer for r in requests for layer in r.layers}))
@@ -94,6 +114,8 @@ class GraphRunner:
         if trees:
             flat += tree_numbers(chunks_of(requests, starts), batch, queries)
         fill(buffer, flat)
+        if drafts is not None:
+            put_drafts(drafts, tokens[: len(requests), : len(requests[0].tokens)])
 
         def work() -> tuple[Tensor, dict[int, Tensor]]:
             inputs = None
@@ -112,15 +134,23 @@ class GraphRunner:
         states = {layer: copied_rows(h, seen) for layer, h in hidden.items()}
         return outputs_of(requests, copied_rows(logits[..., :vocab], rows_wanted), states)
 
-    def _packed_pass(self, requests: Sequence[Score], starts: Sequence[int], vocab: int) -> list[ScoreOutput]:
+    def _packing(self, requests: Sequence[Score], starts: Sequence[int]) -> PackedRows:
+        wanted = sum(r.logits_to_keep for r in requests)
+        return PackedRows.of(chunks_of(requests, starts), self.shape.heads // self.shape.kv_heads, wanted)
+
+    def _packed_pass(
+        self, requests: Sequence[Score], starts: Sequence[int], vocab: int, drafts: Tensor | None = None
+    ) -> list[ScoreOutput]:
         chunks, (wanted, observed) = chunks_of(requests, starts), last_rows(requests)
         tokens = [token for r in requests for token in r.tokens]
         layers = tuple(sorted({layer for r in requests for layer in r.layers}))
-        packing = PackedRows.of(chunks, self.shape.heads // self.shape.kv_heads, len(wanted))
+        packing = self._packing(requests, starts)
         numbers = packing.numbers(tokens, chunks, wanted)
         buffer, at = self.buffer("packed", (NUMBERS,), torch.long), len(numbers)
         picked = [] if packing.wanted or len(wanted) == len(tokens) else wanted
         fill(buffer, [*numbers, *picked, *(observed if layers else ())])
+        if drafts is not None:
+            put_drafts(drafts, buffer[: len(tokens)].view(len(requests), -1))
 
         def work() -> tuple[Tensor, dict[int, Tensor]]:
             ids, metadata, index = packing.of_buffer(buffer)
@@ -148,6 +178,11 @@ def fill(buffer: Tensor, numbers: Sequence[float]) -> None:
     if buffer.is_cuda:
         host = host.pin_memory()  # torch keeps it until the copy is made
     buffer[: len(numbers)].copy_(host, non_blocking=True)
+
+
+def put_drafts(drafts: Tensor, feeds: Tensor) -> None:
+    """Drafts [n, B] end feeds [B, m]. -1 is no token: what follows the end of a draft is never asked for."""
+    torch.clamp_min(drafts.t(), 0, out=feeds[:, -len(drafts) :])
 
 
 def tree_numbers(chunks: Sequence[SequenceChunk], batch: int, queries: int) -> list[int]:

@@ -27,12 +27,19 @@ class GraphLauncher(Protocol):
         `state` is what the work changes; it is restored where the work runs once more before a capture."""
         ...
 
+    def knows(self, key: Hashable) -> bool:
+        """Whether this work begins at once, without a capture, which waits for the device."""
+        ...
+
 
 class NoGraphs:
     """The work itself, every time."""
 
     def run(self, key: Hashable, work: Callable[[], Any], state: Tensor) -> Any:
         return work()
+
+    def knows(self, key: Hashable) -> bool:
+        return True
 
 
 class GraphCache:
@@ -47,6 +54,9 @@ class GraphCache:
 
     def __len__(self) -> int:
         return len(self._graphs)
+
+    def knows(self, key: Hashable) -> bool:
+        return key in self._graphs
 
     def run(self, key: Hashable, work: Callable[[], Any], state: Tensor) -> Any:
         if key not in self._graphs:

@@ -25,7 +25,7 @@ from semspec.model.prefix_index import BLOCK, common_prefix
 from semspec.model.remembered_texts import RememberedTexts
 from semspec.model.rows import after, rest
 from semspec.model.wrapper import RunnerWrapper
-from semspec.types import Decode, DecodeOutput, Runner, Score, ScoreOutput
+from semspec.types import Decode, DecodeOutput, Handover, Runner, Score, ScoreOutput
 
 MAX_LOST = 4  # tokens at the end of a slot that a prompt may differ in and still take it over instead of copying it
 
@@ -274,6 +274,14 @@ class PrefixCache(RememberedTexts):
                 self._states[request.slot].append(self._lengths[request.slot], out.hidden)
             self._append(request.slot, [*request.tokens, *out.tokens[:-1]])
         return outputs
+
+    def begin(self, handovers: Sequence[Handover], drafts: Tensor) -> None:
+        if any(h.slot in self._lost for h in handovers):
+            return  # it is fed something else first
+        for h in handovers:
+            self._cut(h.slot, self._lengths[h.slot])  # as `_ready` does where any length can be gone on from
+        if not self._lacks([(h.slot, len(h.tokens) + len(drafts)) for h in handovers]):
+            self.inner.begin(handovers, drafts)
 
     def expect(self, request: Score) -> None:
         """Drop now what will be recomputed although the slot has it: pages that it shares with others are no room for

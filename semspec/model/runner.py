@@ -23,7 +23,7 @@ from semspec.model.placement import Precision, choose_context, choose_device, on
 from semspec.model.rows import after_prefill, chunks_of, first, last_rows, rest, split_rows
 from semspec.model.transformer import Transformer
 from semspec.model.weights import default_weights, locate, open_checkpoint
-from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
+from semspec.types import Decode, DecodeOutput, Handover, Score, ScoreOutput
 
 
 class ModelRunner(BaseRunner):
@@ -55,6 +55,7 @@ class ModelRunner(BaseRunner):
         self.max_seq_len = capacity
         self.acquire, self.release, self.truncate = self.cache.acquire, self.cache.release, self.cache.truncate
         self.sparsity: Sparsity | None = None  # what passes that score drafts leave out
+        self._begun: list[Handover] = []  # since anything else was done
         self.numpy_decoder = NumpyDecoder.of(transformer, self.cache)
         self.use(GraphRunner.of(transformer, self.cache) if graphs else None)
 
@@ -96,6 +97,11 @@ class ModelRunner(BaseRunner):
         return self.cache.longest is not None
 
     @property
+    def hands_over(self) -> bool:
+        plain = self.sparsity is None and not self.windowed  # whose slots can be truncated to what they held
+        return self.graph_runner is not None and self.graph_runner.flags.hand_over and plain
+
+    @property
     def free(self) -> int:
         return self.cache.free
 
@@ -104,6 +110,7 @@ class ModelRunner(BaseRunner):
 
     @on_its_device
     def copy(self, source: int, target: int, length: int) -> None:
+        self._begun = []
         self.cache.copy(source, target, length)
         if self.sparsity is not None:
             self.sparsity.copied(source, target)
@@ -115,18 +122,51 @@ class ModelRunner(BaseRunner):
         return self.cache.min_length(slot)
 
     def park(self, slot: int) -> int | None:
+        self._begun = []
         return self.cache.park(slot) if self.sparsity is None else None  # whose figures belong to slots
 
     @on_its_device
     @torch.inference_mode()
     def compact(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        self._begun = []
         self.cache.compact(slot, start, rows)
         if self.sparsity is not None:
             self.sparsity.kept(slot, start, rows)
 
     @on_its_device
     @torch.inference_mode()
+    def begin(self, handovers: Sequence[Handover], drafts: torch.Tensor) -> None:
+        self._begun, lengths = [], [len(h.tokens) + len(drafts) for h in handovers]
+        starts = [self.length(h.slot) for h in handovers]
+        fits = all(start and start + n <= self.max_seq_len for start, n in zip(starts, lengths, strict=True))
+        alike = len(set(lengths)) == 1 and len({h.layers for h in handovers}) == 1 and max(lengths) <= MAX_QUERIES
+        if not (self.hands_over and fits and alike):
+            return
+        assert self.graph_runner is not None
+        none = [0] * len(drafts)
+        scores = [Score(self, h.slot, [*h.tokens, *none], lengths[0], h.layers) for h in handovers]
+        self.cache.extend([(h.slot, lengths[0]) for h in handovers])
+        rows = self.graph_runner.begin(scores, starts, self.vocab_size, drafts)
+        for h, start in zip(handovers, starts, strict=True):
+            self.truncate(h.slot, start)
+        if rows is not None:
+            for h, start, row in zip(handovers, starts, rows, strict=True):
+                h.start, h.rows = start, row
+            self._begun = list(handovers)
+
+    def _known(self, requests: Sequence[Score]) -> list[ScoreOutput | None]:
+        """The rows of those that were begun."""
+        begun, self._begun = self._begun, []
+        return [r.handover.rows_of(r, self.length(r.slot)) if r.handover in begun else None for r in requests]
+
+    @on_its_device
+    @torch.inference_mode()
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
+        if self._begun and any(known := self._known(requests)):
+            self.cache.extend([(r.slot, len(r.tokens)) for r, row in zip(requests, known, strict=True) if row])
+            left = [r for r, row in zip(requests, known, strict=True) if not row]
+            computed = iter(self.score(left) if left else [])
+            return [row or next(computed) for row in known]
         if self.sparsity is None:
             return self._pass(requests)
         before, requests = self.sparsity.split_prefill(requests)
@@ -209,6 +249,7 @@ class ModelRunner(BaseRunner):
     @on_its_device
     @torch.inference_mode()
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
+        self._begun = []
         # A fused decode never asks the host, which logprobs and processors need after every token.
         plain = [r.logprobs is None and r.history is None for r in requests]
         if self.graph_decode is None or not any(plain):
@@ -239,9 +280,9 @@ class ModelRunner(BaseRunner):
 
     def _decode_in_parts(self, requests: Sequence[Decode], most: int) -> list[DecodeOutput]:
         """At most so many tokens at a time: between two parts, layers with a window give back what they have left."""
-        parts = [[part] for part in self.decode([replace(r, n=min(r.n, most)) for r in requests])]
+        parts = [[part] for part in self.decode([replace(r, n=min(r.n, most), handover=None) for r in requests])]
         going = [
-            (i, replace(r, tokens=own[-1].tokens[-1:], n=r.n - most))
+            (i, replace(r, tokens=own[-1].tokens[-1:], n=r.n - most, handover=None))
             for i, (r, own) in enumerate(zip(requests, parts, strict=True))
             if r.n > most and own[-1].tokens[-1] not in r.stop and own[-1].tokens[-1] >= 0
         ]

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from semspec.types import Decode, DecodeOutput, Runner, Score, ScoreOutput
+from semspec.types import Decode, DecodeOutput, Handover, Runner, Score, ScoreOutput
 
 
 class RunnerWrapper:
@@ -20,6 +21,10 @@ class RunnerWrapper:
     @property
     def trees(self) -> bool:
         return self.inner.trees
+
+    @property
+    def hands_over(self) -> bool:
+        return self.inner.hands_over
 
     @property
     def windowed(self) -> bool:
@@ -77,6 +82,9 @@ class RunnerWrapper:
 
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
         return self.inner.decode(requests)
+
+    def begin(self, handovers: Sequence[Handover], drafts: Tensor) -> None:
+        self.inner.begin(handovers, drafts)
 
 
 def unwrap(runner: Any) -> Any:

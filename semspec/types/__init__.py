@@ -17,6 +17,7 @@ from semspec.types.outputs import Verdict as Verdict
 from semspec.types.requests import Acquire as Acquire
 from semspec.types.requests import Decode as Decode
 from semspec.types.requests import Grow as Grow
+from semspec.types.requests import Handover as Handover
 from semspec.types.requests import ProposalGenerator as ProposalGenerator
 from semspec.types.requests import Request as Request
 from semspec.types.requests import Runner as Runner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from semspec.types.requests import ProposalGenerator, Runner
+from semspec.types.requests import Handover, ProposalGenerator, Runner
 from semspec.types.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class DraftRequest:
     stop: frozenset[int] = frozenset()  # the draft ends with the first of these
     processors: Processors | None = None  # that change the logits of the sequence, in the target's tokens
     threshold: float = 0.0  # of tree drafts: tokens less likely to be accepted are not worth a place
+    handover: Handover | None = None  # for a decode that writes the whole draft
 
 
 class Drafter(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
@@ -29,6 +29,9 @@ class Runner(Protocol):
 
     @property
     def trees(self) -> bool: ...  # whether it scores tree drafts
+
+    @property
+    def hands_over(self) -> bool: ...  # whether it can begin to score a draft before the host knows its tokens
 
     @property
     def windowed(self) -> bool: ...  # whether sliding-window layers free what has left their window
@@ -57,6 +60,7 @@ class Runner(Protocol):
     def compact(self, slot: int, start: int, rows: Sequence[int]) -> None: ...  # only these of the tokens from `start`
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]: ...
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]: ...
+    def begin(self, handovers: Sequence[Handover], drafts: Tensor) -> None: ...  # drafts [n, B], on their device
     def can_admit(self, prompt: Sequence[int], salt: str = "") -> bool: ...  # whether there is room for one more now
 
     def lacks_room(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
@@ -83,6 +87,30 @@ class Acquire:
 
 
 @dataclass(slots=True, eq=False)
+class Handover:
+    """A score of a draft that begins where the draft's decode ends, on the device: the host learns the tokens while the
+    target reads them. Slots hold no more than before until the score is asked for; then, if nothing else was done in
+    between, its rows are those that were begun."""
+
+    runner: Runner
+    slot: int
+    tokens: list[int]  # fed before the draft
+    layers: tuple[int, ...] = ()  # whose hidden states are wanted
+    draft: list[int] = field(default_factory=list)  # as soon as the host knows it
+    start: int = 0  # where in the slot it was begun
+    rows: ScoreOutput | None = None  # of all that was fed, if it was begun
+
+    def rows_of(self, request: Score, start: int) -> ScoreOutput | None:
+        """The rows of a request that is fed from `start` on; None: they were not begun, or for something else."""
+        fed, n = [*self.tokens, *self.draft], len(request.tokens)
+        same = request.layers == self.layers and request.tokens == fed[:n] and start == self.start
+        if self.rows is None or request.parents or not same:
+            return None
+        hidden = {layer: states[n - request.kept_states : n] for layer, states in self.rows.hidden.items()}
+        return ScoreOutput(self.rows.logits[n - request.logits_to_keep : n], hidden)
+
+
+@dataclass(slots=True, eq=False)
 class Score:
     """Feed tokens into a slot and return the last `logits_to_keep` rows. Answer: ScoreOutput."""
 
@@ -96,6 +124,7 @@ class Score:
     dense: bool = False  # nothing is verified, however many rows are kept: a sparse plan skips nothing
     parents: tuple[int, ...] = ()  # the slot then ends with a tree of so many tokens, some of them perhaps fed before
     best: int = 0  # of each row also so many of the likeliest tokens, on the host
+    handover: Handover | None = None  # by which it may have begun already
 
     @property
     def kept_states(self) -> int:
@@ -118,6 +147,7 @@ class Decode:
     layers: tuple[int, ...] = ()
     drafting: bool = False  # for a drafter; its seconds are counted as the draft's
     history: History | None = None  # of a sequence whose logits are processed
+    handover: Handover | None = None  # what is to be done with the tokens, if all of them are written in one call
 
 
 class Growth(Protocol):

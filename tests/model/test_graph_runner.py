@@ -30,7 +30,7 @@ from semspec.types import Decode, Sampling, Score
 from tests.checkpoints import FAMILIES, VOCAB, make_model, make_tokenizer, save
 
 
-class Rehearsed:
+class Rehearsed(NoGraphs):
     """As graphs are made: the work is tried once, what it changed is put back, then it is done. Whoever passes a state
     that does not hold everything that changes is found out."""
 

@@ -35,6 +35,7 @@ class KernelFlags:
     fused_rope: bool = True  # head norms, RoPE and the cache write fused into the attention of single tokens
     one_token: bool = True  # all layers of a small model's single token in one launch, where they allow it
     packed: bool = True  # the tokens of a pass in one row where a rectangle would have more rows
+    hand_over: bool = False  # targets read drafts before the host knows them (not measured on a card yet)
 
 
 DEFAULT_FLAGS = KernelFlags()
