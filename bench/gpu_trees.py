@@ -89,8 +89,14 @@ def step(bench: Bench, target: ModelRunner, head: HeadRunner) -> None:
     prompt = torch.randint(
         1, min(1000, target.vocab_size), [context], generator=torch.Generator().manual_seed(0)
     ).tolist()
-    branching = TreeOptions(SIZE, DEPTH, TOP)
-    for name, options in (("one step, tree of 60, paths of 7", branching), ("one step, chain of 7", TreeOptions())):
+    branching, on_device = TreeOptions(SIZE, DEPTH, TOP), head.levels
+    for name, options, levels in (
+        ("one step, tree of 60, paths of 7", branching, on_device),
+        ("one step, tree of 60, level by level", branching, None),
+        ("one step, chain of 7", TreeOptions(), on_device),
+        ("one step, chain of 7, token by token", TreeOptions(), None),
+    ):
+        head.levels = levels
         while not target.free:
             target.release(0)
         executor, stats = Executor(budget=8192), Stats()

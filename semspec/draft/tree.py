@@ -26,7 +26,7 @@ from semspec import tree
 from semspec.errors import BadRequest
 from semspec.sampling import noise
 from semspec.sampling.draw import SamplingRows, process
-from semspec.types import Draft, DraftRequest, Grow, Request, Runner, Score, ScoreOutput
+from semspec.types import Beam, Draft, DraftRequest, Grow, Request, Runner, Score, ScoreOutput
 
 Numbers = np.ndarray[Any, Any]
 RANKS = (0.65, 0.13, 0.06, 0.035)  # how often the first, second ... sibling is accepted, about; later ones as the last
@@ -87,6 +87,10 @@ class _Likeliest:
         self.frontier, self.chances = np.array([-1]), np.zeros(1)  # tokens whose successors come next, and their joint
         self.first = -1  # where the first of them lies among those that were fed; the others follow it
 
+    @property
+    def beam(self) -> Beam:
+        return Beam(self.chances.tolist(), self.width, self.best, self.left, self.threshold, self.stop)
+
     def add(self, rows: ScoreOutput) -> Fed:
         """The successors of the frontier, from its rows. Returns what to feed next."""
         assert rows.best is not None
@@ -121,6 +125,8 @@ def likeliest(joint: Numbers, least: float) -> Numbers:
 
 
 class _Drawn:
+    beam = None  # what is drawn decides
+
     def __init__(self, context: list[int], request: DraftRequest, options: TreeOptions, levels: int) -> None:
         self.request, self.start = request, len(context)
         self.best = 0  # every token is drawn from a whole row

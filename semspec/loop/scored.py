@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from semspec.sampling.draw import add_likeliest
 from semspec.types import Grow, Runner, Score, ScoreOutput
+
+NO_ROWS = torch.empty(0)
 
 
 def score(runner: Runner, requests: Sequence[Score]) -> list[ScoreOutput]:
@@ -16,6 +20,13 @@ def score(runner: Runner, requests: Sequence[Score]) -> list[ScoreOutput]:
 
 def grow(runner: Runner, requests: Sequence[Grow], most: int) -> None:
     """All trees in lock step: a pass for each level, of at most so many tokens."""
+    if (found := runner.grow(requests)) is not None:
+        for r, made in zip(requests, found, strict=True):
+            tokens = r.tokens
+            for best in made:
+                if tokens:
+                    tokens, _ = r.growth.add(ScoreOutput(NO_ROWS, best=best[:, : len(tokens)]))
+        return
     levels = [(r, r.tokens, [-1] * len(r.tokens)) for r in requests]  # what is fed next, and the parents of all fed
     while levels:
         scores = [

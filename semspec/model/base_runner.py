@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 from torch import Tensor
 
-from semspec.types import Handover, Score
+from semspec.types import Grow, Handover, Score
 
 
 class BaseRunner:
@@ -23,6 +25,9 @@ class BaseRunner:
 
     def begin(self, handovers: Sequence[Handover], drafts: Tensor) -> None:
         pass
+
+    def grow(self, requests: Sequence[Grow]) -> list[np.ndarray[Any, Any]] | None:
+        return None
 
     def can_admit(self, prompt: Sequence[int], salt: str = "") -> bool:
         return not self.lacks_room([(None, len(prompt))])

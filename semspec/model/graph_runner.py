@@ -173,7 +173,7 @@ class GraphRunner:
 
 def fill(buffer: Tensor, numbers: Sequence[float]) -> None:
     """One copy from the host, which does not wait for it."""
-    kind = np.int64 if buffer.dtype == torch.long else np.float32
+    kind = {torch.long: np.int64, torch.double: np.float64}.get(buffer.dtype, np.float32)
     host = torch.from_numpy(np.array(numbers, dtype=kind))  # of 2,600 numbers in 27 us; torch.tensor takes 200
     if buffer.is_cuda:
         host = host.pin_memory()  # torch keeps it until the copy is made

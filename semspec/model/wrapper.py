@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from semspec.types import Decode, DecodeOutput, Handover, Runner, Score, ScoreOutput
+from semspec.types import Decode, DecodeOutput, Grow, Handover, Runner, Score, ScoreOutput
 
 
 class RunnerWrapper:
@@ -85,6 +86,9 @@ class RunnerWrapper:
 
     def begin(self, handovers: Sequence[Handover], drafts: Tensor) -> None:
         self.inner.begin(handovers, drafts)
+
+    def grow(self, requests: Sequence[Grow]) -> list[np.ndarray[Any, Any]] | None:
+        return None  # their slots may have to be recomputed first
 
 
 def unwrap(runner: Any) -> Any:

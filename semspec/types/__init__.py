@@ -15,6 +15,7 @@ from semspec.types.outputs import DraftSteps as DraftSteps
 from semspec.types.outputs import ScoreOutput as ScoreOutput
 from semspec.types.outputs import Verdict as Verdict
 from semspec.types.requests import Acquire as Acquire
+from semspec.types.requests import Beam as Beam
 from semspec.types.requests import Decode as Decode
 from semspec.types.requests import Grow as Grow
 from semspec.types.requests import Handover as Handover

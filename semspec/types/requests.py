@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,6 +62,11 @@ class Runner(Protocol):
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]: ...
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]: ...
     def begin(self, handovers: Sequence[Handover], drafts: Tensor) -> None: ...  # drafts [n, B], on their device
+
+    def grow(self, requests: Sequence[Grow]) -> list[np.ndarray[Any, Any]] | None:
+        """All levels of these trees, chosen on the device by their beams: what `ScoreOutput.best` of each level would
+        be, [levels, 2, width, top]. The slots stay as they were. None: it scores them level by level."""
+
     def can_admit(self, prompt: Sequence[int], salt: str = "") -> bool: ...  # whether there is room for one more now
 
     def lacks_room(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
@@ -150,8 +156,26 @@ class Decode:
     handover: Handover | None = None  # what is to be done with the tokens, if all of them are written in one call
 
 
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """How a tree goes on where chances alone decide: the `top` likeliest successors of each token of a level, of all of
+    these the `width` with the best joint log-probability, so many levels. Below `least`, or after a stop token, nothing
+    follows."""
+
+    chances: Sequence[float]  # joint log-probabilities of the tokens of the first level
+    width: int
+    top: int
+    levels: int
+    least: float
+    stop: frozenset[int] = frozenset()
+
+
 class Growth(Protocol):
     """A tree draft under way."""
+
+    @property
+    def beam(self) -> Beam | None:
+        """How it goes on; None: in another way, which `add` alone knows."""
 
     @property
     def best(self) -> int:

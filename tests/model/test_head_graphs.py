@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
+from bench.gpu_checks_trees import begun, drafts_of
+from bench.gpu_checks_trees import drafts_of_heads_chosen_on_the_device as check
 from semspec import tree
+from semspec.draft.tree import TreeOptions
+from semspec.model.heads import levels
 from semspec.model.heads.config import HeadConfig, HeadTensors
 from semspec.model.heads.eagle import EagleHead, TargetParts
 from semspec.model.heads.graphs import FIRST_ROWS, HeadGraphs
@@ -15,7 +23,7 @@ from semspec.model.heads.runner import HeadRunner
 from semspec.model.kernels import reference_kernels
 from semspec.model.linear import DenseLinear
 from semspec.model.weights import Checkpoint
-from semspec.types import Decode, Sampling, Score
+from semspec.types import Decode, DraftRequest, Sampling, Score
 from tests.heads import make_head
 from tests.model.test_graph_runner import Rehearsed
 
@@ -34,7 +42,7 @@ def head_in(folder: Path, **options: object) -> EagleHead:
 def both(folder: Path, **options: object) -> tuple[HeadRunner, HeadRunner]:
     head = head_in(folder, **options)
     plain, fused = HeadRunner(head, VOCAB, CAPACITY), HeadRunner(head, VOCAB, CAPACITY)
-    fused.graphs = HeadGraphs(head, CAPACITY, reference_kernels(), Rehearsed)
+    fused.use(on_a_cpu(head, CAPACITY))
     return plain, fused
 
 
@@ -92,3 +100,146 @@ def test_a_pool_grows_and_keeps_what_it_has(tmp_path: Path) -> None:
     assert (pool.keys[:, rows[1], :, 5] == 7.0).all() and pool.keys.shape == pool.values.shape
     pool.give_back(rows[0])
     assert {pool.take(), pool.take()} == {rows[0], FIRST_ROWS + 1}
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> tuple[HeadRunner, HeadRunner]:
+    return both(tmp_path_factory.mktemp("head"))
+
+
+def rounds(heads: tuple[HeadRunner, HeadRunner], texts: list[list[int]], draft: Any) -> list[list[Any]]:
+    """What a draft function says with single operations and with graphs, and how long slots are then; twice, as rounds
+    follow each other."""
+    said = []
+    for runner in heads:
+        slots, found = begun(runner, texts), []
+        for _ in range(2):
+            found.append(draft(runner, slots))
+            found.append([runner.length(slot) for slot in slots])
+            for slot, text in zip(slots, texts, strict=True):
+                runner.truncate(slot, len(text) - 1)
+        for slot in slots:
+            runner.release(slot)
+        said.append(found)
+    return said
+
+
+TEXTS = [numbers(1, 30), numbers(2, 3), numbers(3, 90)]
+
+
+@pytest.mark.parametrize("lengths", [(7,), (1,), (6, 6, 6), (3, 5, 1)])
+@pytest.mark.parametrize("stops", [frozenset[int](), frozenset(range(0, VOCAB, 3))])
+def test_a_greedy_chain_is_one_wait(
+    heads: tuple[HeadRunner, HeadRunner],
+    lengths: tuple[int, ...],
+    stops: frozenset[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = TEXTS[: len(lengths)]
+    waits = counted(monkeypatch)
+
+    def draft(runner: HeadRunner, slots: list[int]) -> list[list[int]]:
+        first = [
+            Decode(runner, slot, text[-1:], n, Sampling(), 0, stops)
+            for slot, text, n in zip(slots, texts, lengths, strict=True)
+        ]
+        out = [o.tokens for o in runner.decode(first)]
+        # A draft may be decoded in parts: what follows rests on what the head made itself.
+        more = runner.decode(
+            [Decode(runner, slot, o[-1:], 2, Sampling(), 0) for slot, o in zip(slots, out, strict=True)]
+        )
+        return [o + m.tokens for o, m in zip(out, more, strict=True)]
+
+    plain, fused = rounds(heads, texts, draft)
+    assert plain == fused
+    assert len(waits) == 2 * (1 + (max(lengths) > 1)), "one for each decode of more than a token"
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    waits, on_host = list[Tensor](), levels.on_host
+
+    def counting(best: Tensor) -> Any:
+        waits.append(best)
+        return on_host(best)
+
+    monkeypatch.setattr("semspec.model.heads.runner.on_host", counting)
+    return waits
+
+
+def test_nan_ends_a_chain_and_nobody_elses(heads: tuple[HeadRunner, HeadRunner]) -> None:
+    """The embedding of one token is no number; the second sequence never meets it."""
+    head = heads[0].head
+    texts = [numbers(1, 30), numbers(5, 30)]
+
+    def draft(runner: HeadRunner, slots: list[int]) -> list[list[int]]:
+        each = [Decode(runner, slot, text[-1:], 6, Sampling(), 0) for slot, text in zip(slots, texts, strict=True)]
+        return [out.tokens for out in runner.decode(each)]
+
+    (first, second), _ = rounds(heads, texts, draft)[0][:2]
+    token = next(t for t in first[:4] if t not in [*second, *texts[0], *texts[1]])
+    kept = head.embedding[token].clone()
+    head.embedding[token] = torch.nan
+    try:
+        plain, fused = rounds(heads, texts, draft)
+    finally:
+        head.embedding[token] = kept
+    assert plain == fused and plain[0][0][-1] == -1 and plain[0][1] == second
+
+
+@given(
+    st.integers(2, 40),
+    st.integers(1, 8),
+    st.integers(1, 5),
+    st.sampled_from([0.0, 0.002, 0.05]),
+    st.frozensets(st.integers(0, VOCAB - 1), max_size=12),
+    st.integers(1, 3),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_tree_is_that_of_the_host(
+    heads: tuple[HeadRunner, HeadRunner],
+    size: int,
+    depth: int,
+    top: int,
+    least: float,
+    stop: frozenset[int],
+    count: int,
+) -> None:
+    texts, options = TEXTS[:count], TreeOptions(size, top=top)
+    asked = DraftRequest(depth, Sampling(), 0, stop=stop, threshold=least)
+
+    def draft(runner: HeadRunner, slots: list[int]) -> Any:
+        return drafts_of(runner, slots, texts, asked, options)
+
+    plain, fused = rounds(heads, texts, draft)
+    assert plain == fused
+
+
+def test_a_tree_waits_once_for_all_its_levels(
+    heads: tuple[HeadRunner, HeadRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, slots = counted(monkeypatch), begun(heads[1], TEXTS)
+    asked = DraftRequest(6, Sampling(), 0)
+    drafts = drafts_of(heads[1], slots, TEXTS, asked, TreeOptions(30))
+    assert len(waits) == 1 and all(len(tokens) == 30 and max(tree.depths(parents)) > 1 for tokens, parents in drafts)
+    for slot in slots:
+        heads[1].release(slot)
+
+
+def on_a_cpu(head: EagleHead, capacity: int) -> HeadGraphs:
+    return HeadGraphs(head, capacity, reference_kernels(), Rehearsed)
+
+
+@pytest.mark.parametrize("fault", ["", "lineages", "depths", "starts"])
+def test_the_check_for_a_card_finds_levels_that_stand_still(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = levels.Numbers.of
+
+    def faulty(*args: Any) -> levels.Numbers:
+        made = of(*args)
+        return made._replace(**{fault: getattr(made, fault).clone()}) if fault else made
+
+    monkeypatch.setattr(HeadGraphs, "of", staticmethod(on_a_cpu))
+    monkeypatch.setattr(levels.Numbers, "of", staticmethod(faulty))
+    if not fault:
+        return check(torch.device("cpu"))
+    with pytest.raises(AssertionError, match="other drafts"):
+        check(torch.device("cpu"))

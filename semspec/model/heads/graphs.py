@@ -6,8 +6,8 @@ again. A tree is drafted by one such pass per level.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from semspec.model.heads.eagle import EagleHead
 from semspec.model.kernels import Kernels, TreeMask, triton_kernels
 
 FIRST_ROWS, FIRST_LENGTH = 2, 2048
+T = TypeVar("T")
 
 
 class Pool:
@@ -91,8 +92,6 @@ class HeadGraphs:
     ) -> tuple[Tensor, Tensor]:
         """As `EagleHead.forward`, for chunks whose slots are rows of the pool: [B, Q, V] and [B, Q, width], padded,
         where the next pass writes, too."""
-        if self._keys is not self.pool.keys:  # it has grown
-            self._keys, self.launcher = self.pool.keys, self._launcher()
         batch, queries = bucket(len(chunks), BATCHES), bucket(max(c.count for c in chunks), QUERIES)
         size = batch * queries
         if (batch, queries) not in self._buffers:
@@ -120,13 +119,19 @@ class HeadGraphs:
             ids, where = numbers[:size].view(batch, queries), numbers[size : size + 4 * batch].view(4, batch)
             lines = numbers[size + 4 * batch : 3 * size + 4 * batch]
             mask = TreeMask(where[3], *lines.view(2, batch, queries)) if trees else None
-            return self._pass(ids, inputs, (where[0], where[1], where[2]), mask)
+            return self.rows(ids, inputs, (where[0], where[1], where[2]), mask)
 
-        return self.launcher.run((batch, queries, trees), work, numbers)
+        return self.run((batch, queries, trees), work, numbers)
 
-    def _pass(
+    def run(self, key: Hashable, work: Callable[[], T], state: Tensor) -> T:
+        if self._keys is not self.pool.keys:  # it has grown
+            self._keys, self.launcher = self.pool.keys, self._launcher()
+        return self.launcher.run(key, work, state)
+
+    def rows(
         self, tokens: Tensor, states: Tensor, where: tuple[Tensor, Tensor, Tensor], tree: TreeMask | None
     ) -> tuple[Tensor, Tensor]:
+        """Tokens [B, Q] and their states [B * Q, width] -> [B, Q, V] and [B, Q, width]."""
         head, k, s = self.head, self.kernels, self.head.shape
         batch, queries = tokens.shape
         embedded = F.embedding(tokens.flatten(), head.embedding).to(head.dtype)

@@ -12,7 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,9 +26,10 @@ from semspec.model.decode import decode_by_score
 from semspec.model.heads.block import BlockHead
 from semspec.model.heads.eagle import EagleHead
 from semspec.model.heads.graphs import HeadGraphs, States
+from semspec.model.heads.levels import Levels, Start, on_host, successors
 from semspec.model.placement import on_its_device
 from semspec.model.rows import copied_rows
-from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
+from semspec.types import Beam, Decode, DecodeOutput, Grow, Score, ScoreOutput
 
 FIRST_CAPACITY = 256  # pairs that a new slot has room for; it grows as its text does
 ENOUGH = 1 << 20  # slots: there are as many as the target has
@@ -163,7 +166,12 @@ class HeadRunner(StateRunner):
     def __init__(self, head: EagleHead, vocab: int, capacity: int, layers: tuple[int, ...] | None = None) -> None:
         super().__init__(head, vocab, capacity, layers)
         self._no_rows = torch.empty(0, vocab, device=self.device)
-        self.graphs = HeadGraphs.of(head, capacity)  # for short passes; None: every operation is launched by itself
+        self.use(HeadGraphs.of(head, capacity))
+
+    def use(self, graphs: HeadGraphs | None) -> None:
+        """How short passes are run; None: every operation is launched by itself."""
+        self.graphs = graphs
+        self.levels = None if graphs is None else Levels(graphs, self.vocab_size)
 
     def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
         slot = super().acquire(prompt)
@@ -240,6 +248,43 @@ class HeadRunner(StateRunner):
         last = [(c.count - keep, c.count) for c, keep in zip(chunks, keeps, strict=True)]
         return zip(copied_rows(logits[..., : self.vocab_size], last), copied_rows(own, last), strict=True)
 
+    @on_its_device
+    @torch.inference_mode()
+    def grow(self, requests: Sequence[Grow]) -> list[np.ndarray[Any, Any]] | None:
+        beams = [beam for r in requests if (beam := r.growth.beam) is not None]
+        if self.levels is None or len(beams) < len(requests) or not self.levels.supports(beams):
+            return None
+        starts = [self._start(r.slot, r.tokens, beam) for r, beam in zip(requests, beams, strict=True)]
+        best = on_host(self.levels.run(starts).best)
+        return [best[: beam.levels, :, i] for i, beam in enumerate(beams)]
+
+    def _start(self, slot: int, tokens: list[int], beam: Beam) -> Start:
+        s = self._slots[slot]
+        assert s.own is not None, "levels follow a row"
+        self._grow(s, s.length - 1 + beam.width * beam.levels)
+        return Start(s.row, s.length - 1, s.own, tokens, beam)
+
+    @on_its_device
+    @torch.inference_mode()
+    def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
+        """Greedy chains are levels of one token; a stop is seen when all of them are there."""
+        beams = [Beam([0.0], 1, 1, r.n - 1, -torch.inf) for r in requests]
+        plain = all(r.sampling.greedy and not r.keep_logits and r.logprobs is r.history is None for r in requests)
+        if self.levels is None or not plain or not self.levels.supports(beams):
+            return decode_by_score(self, requests)
+        rows = self.score([Score(self, r.slot, r.tokens, 1) for r in requests])
+        first = successors(torch.cat([row.logits for row in rows])[:, None], 1)
+        starts = [self._start(r.slot, [0], beam) for r, beam in zip(requests, beams, strict=True)]
+        found = self.levels.run(starts, first[1][:, 0, 0])
+        written = on_host(torch.cat([torch.stack([first[0], first[1].double()])[None], found.best]))
+        states, outputs = found.states.clone(), []  # the next run writes them anew
+        for i, r in enumerate(requests):
+            tokens = chain(written[: r.n, :, i, 0, 0], r.stop)
+            s = self._slots[r.slot]
+            s.length, s.own = s.length + len(tokens) - 1, states[len(tokens) - 1, i]
+            outputs.append(DecodeOutput(tokens))
+        return outputs
+
     def first_guesses(self, text: list[int], hidden: dict[int, Tensor], count: int) -> dict[int, int]:
         slot = self.acquire()
         self.observe(slot, hidden)
@@ -262,3 +307,13 @@ class HeadRunner(StateRunner):
         if missing > 1 or s.own is None:
             raise SemspecError(f"a draft head was asked to read {missing} tokens without the target's states")
         return States(torch.cat([given, s.own]) if len(given) else s.own)
+
+
+def chain(written: np.ndarray[Any, Any], stop: frozenset[int]) -> list[int]:
+    """Of log-probabilities and tokens [n, 2] those up to the first stop; -1 in place of a token whose row is NaN."""
+    tokens = list[int]()
+    for chance, token in written.tolist():
+        tokens.append(int(token) if chance == chance else -1)
+        if tokens[-1] < 0 or tokens[-1] in stop:
+            break
+    return tokens
