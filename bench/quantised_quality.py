@@ -78,8 +78,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("-k", type=int, default=8, help="draft length")
     parser.add_argument("--texts", type=int, default=200, help="texts on which distributions are compared")
+    parser.add_argument("--kind", action="append", choices=KINDS, help="only these; may be repeated")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
+    kinds = [kind for kind in KINDS if asked.kind is None or kind in asked.kind]
     quality = Quality(asked.n, asked.device, asked.batch, asked.k)
     gpu = quality.load("auto").target.device.type == "cuda"
     report: dict[str, Any] = {**surroundings(), "n": asked.n, "k": asked.k, "pairs": {}, "drafts": {}}
@@ -99,7 +101,7 @@ def main() -> None:
         drafted = quality.answers(plain, "exact")
         equal = sum(r.tokens == text for r, text in zip(drafted, texts, strict=True))
         tell("pairs", base, {"right": str(quality.right(alone)), "tau": tau(drafted), "equal_texts": equal}, began)
-        for kind in KINDS if base == "bfloat16" or not gpu else ("fp8",):
+        for kind in kinds if base == "bfloat16" or not gpu else ("fp8",):
             began = time.perf_counter()
             mixed = quality.load(base, kind)
             drafted = quality.answers(mixed, "exact")
@@ -108,7 +110,7 @@ def main() -> None:
             del mixed
         if base == "float32" and gpu:
             continue
-        for kind in KINDS:
+        for kind in kinds:
             began = time.perf_counter()
             other = quality.load(kind)
             figures: dict[str, Any] = {"right": str(quality.right(quality.answers(other, "none")))}
