@@ -16,6 +16,7 @@ from semspec.bench.shapes import RandomHead, random_head
 from semspec.draft.tree import TreeOptions, fixed_shape, grow
 from semspec.loop import scored
 from semspec.model import ModelRunner
+from semspec.model.heads.levels import Levels
 from semspec.model.heads.runner import HeadRunner
 from semspec.types import Decode, Draft, DraftRequest, Grow, Sampling, Score
 from tests.checkpoints import VOCAB
@@ -140,8 +141,8 @@ def drafts_of(
 def drafts_of_heads_chosen_on_the_device(device: torch.device) -> None:
     """Chains and trees are those of level by level, for several sequences: what is captured and what follows."""
     head, texts = small_head(device, torch.float32), [text(i, 90 - i) for i in range(3)]
-    on_device = head.levels
-    assert on_device is not None or device.type != "cuda", "nothing was captured"
+    assert head.graphs is not None or device.type != "cuda", "nothing was captured"
+    on_device = None if head.graphs is None else Levels(head.graphs, head.vocab_size)
     said = []
     for chosen in (on_device, None):
         head.levels = chosen

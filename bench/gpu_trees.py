@@ -21,6 +21,7 @@ from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.model import ModelRunner
 from semspec.model.experts import FeedForward
+from semspec.model.heads.levels import Levels
 from semspec.model.heads.runner import HeadRunner
 from semspec.sparse import SparsePlan, apply
 from semspec.sparse_fit.presets import config
@@ -89,7 +90,8 @@ def step(bench: Bench, target: ModelRunner, head: HeadRunner) -> None:
     prompt = torch.randint(
         1, min(1000, target.vocab_size), [context], generator=torch.Generator().manual_seed(0)
     ).tolist()
-    branching, on_device = TreeOptions(SIZE, DEPTH, TOP), head.levels
+    branching = TreeOptions(SIZE, DEPTH, TOP)
+    on_device = None if head.graphs is None else Levels(head.graphs, head.vocab_size)
     for name, options, levels in (
         ("one step, tree of 60, paths of 7", branching, on_device),
         ("one step, tree of 60, level by level", branching, None),

@@ -20,7 +20,7 @@ from semspec.model.heads.config import HeadConfig, HeadTensors
 from semspec.model.heads.eagle import EagleHead, TargetParts
 from semspec.model.heads.graphs import FIRST_ROWS, HeadGraphs
 from semspec.model.heads.runner import HeadRunner
-from semspec.model.kernels import reference_kernels
+from semspec.model.kernels import KernelFlags, reference_kernels
 from semspec.model.linear import DenseLinear
 from semspec.model.weights import Checkpoint
 from semspec.types import Decode, DraftRequest, Sampling, Score
@@ -42,7 +42,7 @@ def head_in(folder: Path, **options: object) -> EagleHead:
 def both(folder: Path, **options: object) -> tuple[HeadRunner, HeadRunner]:
     head = head_in(folder, **options)
     plain, fused = HeadRunner(head, VOCAB, CAPACITY), HeadRunner(head, VOCAB, CAPACITY)
-    fused.use(on_a_cpu(head, CAPACITY))
+    fused.use(on_a_cpu(head, CAPACITY), KernelFlags(head_levels=True))
     return plain, fused
 
 

@@ -27,6 +27,7 @@ from semspec.model.heads.block import BlockHead
 from semspec.model.heads.eagle import EagleHead
 from semspec.model.heads.graphs import HeadGraphs, States
 from semspec.model.heads.levels import Levels, Start, on_host, successors
+from semspec.model.kernels import DEFAULT_FLAGS, KernelFlags
 from semspec.model.placement import on_its_device
 from semspec.model.rows import copied_rows
 from semspec.types import Beam, Decode, DecodeOutput, Grow, Score, ScoreOutput
@@ -168,10 +169,10 @@ class HeadRunner(StateRunner):
         self._no_rows = torch.empty(0, vocab, device=self.device)
         self.use(HeadGraphs.of(head, capacity))
 
-    def use(self, graphs: HeadGraphs | None) -> None:
+    def use(self, graphs: HeadGraphs | None, flags: KernelFlags = DEFAULT_FLAGS) -> None:
         """How short passes are run; None: every operation is launched by itself."""
         self.graphs = graphs
-        self.levels = None if graphs is None else Levels(graphs, self.vocab_size)
+        self.levels = Levels(graphs, self.vocab_size) if graphs is not None and flags.head_levels else None
 
     def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
         slot = super().acquire(prompt)

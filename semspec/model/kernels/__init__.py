@@ -35,7 +35,9 @@ class KernelFlags:
     fused_rope: bool = True  # head norms, RoPE and the cache write fused into the attention of single tokens
     one_token: bool = True  # all layers of a small model's single token in one launch, where they allow it
     packed: bool = True  # the tokens of a pass in one row where a rectangle would have more rows
-    hand_over: bool = False  # targets read drafts before the host knows them (not measured on a card yet)
+    # Not measured on a card yet:
+    hand_over: bool = False  # targets read drafts before the host knows them
+    head_levels: bool = False  # greedy drafts of a head are chosen on the device, all levels after each other
 
 
 DEFAULT_FLAGS = KernelFlags()
