@@ -41,6 +41,7 @@ class MemoryPlan:
     paged: bool = False  # slots take room as they grow, from one pool
     tokens: int | None = None  # of that pool, if not as many as all slots can hold
     windows: tuple[tuple[int, int], ...] = ()  # (tokens, bytes of `per_token`) of layers with a window
+    states: int = 0  # bytes of a slot's recurrent states
 
     @staticmethod
     def of(
@@ -92,7 +93,7 @@ class MemoryPlan:
     @property
     def kv(self) -> int:
         if not self.paged:
-            return self.per_token * self.held
+            return self.per_token * self.held + self.states * self.slots
         page, whole, kept = page_of(self.context), self.held, self._kept_windows
         return (self.per_token - sum(each for _, each in kept)) * whole + sum(
             each * page * pages_of(self.tokens, self.slots, self.context, page, window) for window, each in kept
@@ -116,6 +117,7 @@ class MemoryPlan:
         tokens += f" (of the last {windows} in layers with a window)" if windows else ""
         if not self.paged and any(window < self.context for window, _ in self.windows):
             tokens += " (all of them in layers with a window, too)"
+        tokens += f" and {self.slots} x {size(self.states)} of states" if self.states else ""
         text = f"{self.name} on {self.device}: weights {size(self.weights)} + KV of {tokens} {size(self.kv)}"
         text += f" + transposed projections {size(self.transposed)}" if self.transposed else ""
         return text + (f" + graphs up to {size(self.graphs)}" if self.graphs else "")
@@ -173,6 +175,7 @@ def _what_would_fit(plans: list[MemoryPlan], free: int) -> str:
     slots, each = max(plan.slots for plan in plans), max(sum(plan.kv for plan in alone), 1)
     if left >= each:
         return f"slots={min(left // each, slots)} would fit"
+    left -= sum(plan.states for plan in plans)
     tokens = left // max(sum(plan.per_token for plan in plans), 1) - max(plan.held - plan.context for plan in alone)
     if tokens >= 256:
         return f"slots=1, context={tokens // 256 * 256} would fit"

@@ -10,13 +10,13 @@ import torch
 from transformers import PreTrainedConfig
 
 from semspec.errors import ModelError
-from semspec.model.cache import kv_bytes_per_token
 from semspec.model.config import NotNative, Shape, context_of, dtype_of, read_config, stop_of
 from semspec.model.gguf_blocks import kept_bytes, main_kind
 from semspec.model.gguf_header import Header
 from semspec.model.graph_memory import rule_bytes
 from semspec.model.hf_runner import TransformersRunner, refuse_without_truncation
 from semspec.model.memory_plan import MemoryPlan
+from semspec.model.past import bytes_of_past
 from semspec.model.placement import Precision, choose_context, choose_device
 from semspec.model.quantisation import Quantisation
 from semspec.model.reading import reading
@@ -101,13 +101,10 @@ class Source:
         if self.shape is not None:
             stored = self._kept_bytes(self.shape) if precision.weights in ("stored", "blocks") else None
             return MemoryPlan.of(name, self.shape, where, precision, slots, context, transposed_layers, stored)
-        c = self.config
-        heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
-        head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
         with Checkpoint(self.path) as checkpoint:
             weights = checkpoint.parameters * precision.dtype.itemsize
-        per_token = kv_bytes_per_token(c.num_hidden_layers, heads, head_dim, precision.dtype)
-        return MemoryPlan(name, where, weights, per_token, slots, context)
+        per_token, states = bytes_of_past(self.config, precision.dtype)
+        return MemoryPlan(name, where, weights, per_token, slots, context, states=states)
 
     def load(
         self,

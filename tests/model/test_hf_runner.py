@@ -25,12 +25,17 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma2": SMALL | {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 16, "tie_word_embeddings": False},
     "bloom": GPT | {"hidden_size": 64},
 }
-RECURRENT: dict[str, tuple[dict[str, Any], str]] = {
-    "mamba": ({}, "a running state"),
-    "rwkv": ({}, "a running state"),
-    "lfm2": ({"layer_types": ["conv", "full_attention", "conv"]}, "a LinearAttentionLayer"),
-    "qwen3_next": ({}, "a LinearAttentionLayer"),
+STATES = {"num_hidden_layers": 3, "hidden_size": 64, "vocab_size": VOCAB, "initializer_range": 0.3} | ENDS
+RECURRENT: dict[str, dict[str, Any]] = {  # alone or beside attention, in the same layer too
+    "qwen3_5_text": SMALL
+    | {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "head_dim": 16}
+    | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
+    "lfm2": SMALL | {"layer_types": ["conv", "full_attention", "conv"]},
+    "falcon_h1": SMALL
+    | {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 16},
+    "mamba2": STATES | {"state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16},
 }
+MODELS |= RECURRENT
 
 
 def build(kind: str) -> PreTrainedModel:
@@ -107,13 +112,21 @@ def test_drafts_are_lossless_and_may_come_from_a_native_model(
         assert drafted.tokens == plain.tokens and drafted.stats.drafted > 0
 
 
-@pytest.mark.parametrize("kind", RECURRENT)
-def test_a_recurrent_model_is_refused_by_name_before_it_is_loaded(kind: str, tmp_path: Path) -> None:
-    changes, why = RECURRENT[kind]
-    AutoConfig.for_model(kind, **({"num_hidden_layers": 3} | changes)).save_pretrained(tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("rwkv", "'rwkv' remembers the past as a running state, which cannot be truncated"),
+        ("xlstm", "xlstm (xLSTMForCausalLM): its cache cannot be truncated"),
+        ("mamba", "mamba (MambaForCausalLM): in pieces, with a rejected draft between them, it gives other logits"),
+    ],
+)
+def test_what_cannot_go_back_or_on_is_refused_by_name(kind: str, message: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **STATES, num_heads=4, attention_hidden_size=64)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ModelError) as error:
-        Source.find(tmp_path)
-    assert f"{kind!r} remembers the past as {why}, which cannot be truncated" in str(error.value)
+        load(tmp_path)
+    assert message in str(error.value)
 
 
 def test_logits_are_cut_to_the_vocabulary_that_a_pair_shares(case: tuple[PreTrainedModel, Path]) -> None:
@@ -124,7 +137,7 @@ def test_logits_are_cut_to_the_vocabulary_that_a_pair_shares(case: tuple[PreTrai
 def test_a_model_that_does_not_forget_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("gpt2")
     monkeypatch.setattr(TransformersRunner, "truncate", lambda self, slot, length: self._slots.truncate(slot, length))
-    with pytest.raises(ModelError, match=r"gpt2 .* gives other logits than before"):
+    with pytest.raises(ModelError, match=r"gpt2 .* gives other logits than in one"):
         TransformersRunner(model, 1, 64)
 
 
