@@ -91,6 +91,7 @@ def gather(model: args.ModelArguments, slots: int, measure: bool, profile: bool 
 
 def facts(source: Source, plan: MemoryPlan) -> dict[str, Any]:
     config, shape = source.config, source.shape
+    heads = getattr(config, "num_attention_heads", None)  # None: it has no attention
     return {
         "path": str(source.path),
         "model_type": config.model_type,
@@ -102,8 +103,8 @@ def facts(source: Source, plan: MemoryPlan) -> dict[str, Any]:
         "bytes_read_by_a_pass": plan.read,
         "layers": config.num_hidden_layers,
         "width": config.hidden_size,
-        "heads": config.num_attention_heads,
-        "kv_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        "heads": heads,
+        "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
         "vocabulary": source.vocab_size,
         "context": source.context,
         "windows": sorted({s.window for s in shape.attention_specs if s.window}) if shape else [],
@@ -136,11 +137,13 @@ def show(found: dict[str, Any], console: Console) -> None:
     for role, model in zip(("target", "draft"), found["models"], strict=False):
         size = "" if model["parameters"] is None else f", {model['parameters'] / 1e6:.0f}M parameters"
         size += "" if model["stored"] is None else f", stored as {model['stored']}"
+        size += ", dequantised while loading" if model["stored"] and model["runner"] == "transformers" else ""
+        heads = f", {model['heads']} query and {model['kv_heads']} KV heads" if model["heads"] else ""
         windows = f", windows of {', '.join(map(str, model['windows']))} tokens" if model["windows"] else ""
         console.print(
             f"[bold]{role}[/bold] {model['path']}: {model['model_type']} ({model['runner']} runner){size}, "
-            f"{model['layers']} layers of {model['width']}, {model['heads']} query and {model['kv_heads']} KV heads, "
-            f"vocabulary {model['vocabulary']}, context {model['context']}{windows}"
+            f"{model['layers']} layers of {model['width']}{heads}, vocabulary {model['vocabulary']}, "
+            f"context {model['context']}{windows}"
         )
         if model["refusal"]:
             console.print(f"cannot be loaded: {model['refusal']}", markup=False)

@@ -21,10 +21,13 @@ from semspec.errors import ModelError
 from semspec.model.attention_metadata import AttentionMetadata, SequenceChunk
 from semspec.model.base_runner import BaseRunner
 from semspec.model.cache import Slots
-from semspec.model.config import AttentionSpec
+from semspec.model.config import AttentionSpec, read_config
 from semspec.model.decode import decode_by_score
+from semspec.model.dequantised import dequantised
 from semspec.model.past import SPACING, Past, cache_name, odd_layers
 from semspec.model.placement import on_its_device
+from semspec.model.quantisation import Quantisation
+from semspec.model.weights import Checkpoint
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
 PROBE = [1, 2, 3, 4, 5, 6, 7]
@@ -77,9 +80,15 @@ class TransformersRunner(BaseRunner):
         path: Path, device: torch.device, dtype: torch.dtype, slots: int, capacity: int, vocab: int | None = None
     ) -> TransformersRunner:
         try:
-            model, found = AutoModelForCausalLM.from_pretrained(
-                path, dtype=dtype, use_safetensors=True, output_loading_info=True
-            )
+            if Quantisation.read(path) is None:
+                made = AutoModelForCausalLM.from_pretrained(
+                    path, dtype=dtype, use_safetensors=True, output_loading_info=True
+                )
+            else:
+                made = _dequantised(path, dtype)
+            model, found = made
+        except ModelError:
+            raise
         except Exception as error:  # transformers raises many kinds here
             raise ModelError(f"{path}: transformers cannot load it: {error}") from error
         if found["missing_keys"]:  # transformers initialises at random what is missing
@@ -197,6 +206,18 @@ class TransformersRunner(BaseRunner):
     @property
     def _name(self) -> str:
         return f"{self.model.config.model_type} ({type(self.model).__name__})"
+
+
+def _dequantised(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, Any]]:
+    config = read_config(path)
+    model, own = class_of(config, str(path)), config.get_text_config(decoder=True)
+    config = own if model.config_class is type(own) else config
+    for one in (config, own):
+        if hasattr(one, "quantization_config"):
+            del one.quantization_config
+    with Checkpoint(path) as checkpoint:
+        tensors = dequantised(checkpoint, dtype)
+        return model.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True)
 
 
 def _agree(whole: Tensor, again: Tensor) -> bool:

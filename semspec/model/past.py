@@ -51,8 +51,9 @@ def bytes_of_past(config: PreTrainedConfig, dtype: torch.dtype) -> tuple[int, in
             past = Past(config)
             model(torch.zeros(1, 1, dtype=torch.long), **{cache_name(model) or "": past.cache}, use_cache=True)
     except Exception:  # transformers raises many kinds here
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        queries = getattr(config, "num_attention_heads", None) or 1
+        heads = getattr(config, "num_key_value_heads", None) or queries
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // queries
         return kv_bytes_per_token(config.num_hidden_layers, heads, head_dim, dtype), 0
     kept = [getattr(layer, name, None) for layer in past.cache.layers for name in ("keys", "values")]
     states = [tensor for state in past.states() for value in state.values() for tensor in _tensors(value)]

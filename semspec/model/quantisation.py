@@ -20,6 +20,7 @@ NAMES = ("quant_method", "quant_algo", "format", "kv_cache_quant_algo")
 IGNORED = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules")
 FILES = ("config.json", "hf_quant_config.json")
 EVERY = ("Linear", "*")  # targets that mean every matrix
+EXPERTS_ONLY = "gpt_oss"  # the family whose experts are mxfp4 by tensors of their own, and whose matrices are plain
 GROUPS = (32, 64, 128, 256)  # inputs that share a scale, as a CPU's product takes them
 Settings = dict[str, Any]
 
@@ -52,11 +53,14 @@ class Quantisation:
     def read(folder: Path) -> Quantisation | None:
         """None: the weights are plain."""
         for file in FILES:
-            settings = _settings(_json(folder / file))
+            config = _json(folder / file)
+            settings = _settings(config)
             if settings is None or _of_the_cache(settings):
                 continue
             method = _name(settings)
             try:
+                if method == "mxfp4" and config.get("model_type") != EXPERTS_ONLY:
+                    raise NotSupported(f"it is the format of {EXPERTS_ONLY!r}")
                 return _quantisation(method, settings)
             except NotSupported as why:
                 raise ModelError(
@@ -88,7 +92,7 @@ class Quantisation:
             s.layout in ("packed", "awq", "gptq") and s.bits == 4 and s.block[1] in GROUPS and not s.act_order
             for _, s in self.schemes
         )
-        return groups and all("lm_head" in pattern for pattern in self.ignored)
+        return bool(self.schemes) and groups and all("lm_head" in pattern for pattern in self.ignored)
 
 
 def _json(path: Path) -> Any:
@@ -234,4 +238,5 @@ def _pair(block: Any) -> tuple[int, int]:
 
 METHODS: dict[str, Callable[[Settings], Schemes]] = {
     "fp8": _fp8, "compressed-tensors": _compressed_tensors, "modelopt": _modelopt, "awq": _awq, "gptq": _gptq,
+    "mxfp4": lambda settings: (),
 }  # fmt: skip

@@ -18,6 +18,7 @@ from semspec.model.quantisation import Scheme
 from semspec.model.quantised import QuantisedLinear, pack_nibbles
 
 SCALES = ("F32", "BF16", "F16")
+MX_GROUP = 32  # weights that share a scale
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # slot of a word -> which of its eight outputs
 Shapes = tuple[int, ...]
 
@@ -141,7 +142,33 @@ READERS: dict[str, Callable[[Module], QuantisedLinear | Tensor]] = {
     "nvfp4": _nvfp4, "modelopt-nvfp4": _modelopt_nvfp4, "mxfp4": _mxfp4,
 }  # fmt: skip
 MAIN = {"fp8": "weight", "int8": "weight", "modelopt-nvfp4": "weight", "awq": "qweight", "gptq": "qweight"}
-"""The tensor of a layout that holds the codes, if not weight_packed."""
+
+
+def codes_of(scheme: Scheme) -> str:
+    """The tensor of a matrix that holds its codes."""
+    return MAIN.get(scheme.layout, "weight_packed")
+
+
+def size_of(scheme: Scheme, shape: Callable[[str], Shapes]) -> tuple[int, int]:
+    """(outputs, inputs) of a matrix, from the shape of the tensor that holds its codes; but for packed ones, whose last
+    word may not be full."""
+    (rows, columns), each = shape(codes_of(scheme)), 32 // scheme.bits
+    match scheme.layout:
+        case "fp8" | "int8":
+            return rows, columns
+        case "awq":
+            return columns * each, rows
+        case "gptq":
+            return columns, rows * each
+    return rows, columns * 2
+
+
+def mx_blocks(codes: Tensor, scales: Tensor) -> QuantisedLinear:
+    """Experts in the layout of gpt-oss: codes [experts, outputs, groups, 16], scales [experts, outputs, groups]."""
+    factors = _from_exponents(scales)
+    if bool(factors.isnan().any()):
+        raise ModelError("the scales of experts have entries that are no numbers; the checkpoint is damaged")
+    return QuantisedLinear("fp4", codes.flatten(2), factors, (1, MX_GROUP))
 
 
 def _halved(m: Module) -> Shapes:

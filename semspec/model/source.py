@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 
 from semspec.errors import ModelError
 from semspec.model.config import NotNative, Shape, context_of, dtype_of, read_config, stop_of
+from semspec.model.dequantised import dequantised, parameters
 from semspec.model.gguf_blocks import kept_bytes, main_kind
 from semspec.model.gguf_header import Header
 from semspec.model.graph_memory import rule_bytes
@@ -44,11 +45,7 @@ class Source:
         except NotNative:
             if path.suffix == ".gguf":
                 raise
-            if quantisation := Quantisation.read(path):
-                raise ModelError(
-                    f"{path}: the weights are quantised ({quantisation.method}), which is not supported for model type "
-                    f"{config.model_type!r}; take the checkpoint in bfloat16"
-                ) from None
+            Quantisation.read(path)  # which refuses what cannot be dequantised
             refuse_without_truncation(config, str(path))
             return Source(path, config.get_text_config(decoder=True), None)
 
@@ -102,9 +99,10 @@ class Source:
             stored = self._kept_bytes(self.shape) if precision.weights in ("stored", "blocks") else None
             return MemoryPlan.of(name, self.shape, where, precision, slots, context, transposed_layers, stored)
         with Checkpoint(self.path) as checkpoint:
-            weights = checkpoint.parameters * precision.dtype.itemsize
-        per_token, states = bytes_of_past(self.config, precision.dtype)
-        return MemoryPlan(name, where, weights, per_token, slots, context, states=states)
+            quantised, kind = self.quantisation is not None, precision.dtype
+            count = parameters(dequantised(checkpoint, kind)) if quantised else checkpoint.parameters
+        per_token, states = bytes_of_past(self.config, kind)
+        return MemoryPlan(name, where, count * kind.itemsize, per_token, slots, context, states=states)
 
     def load(
         self,

@@ -25,7 +25,7 @@ from semspec.model.gguf_header import Header
 from semspec.model.placement import Weights
 from semspec.model.quantisation import Quantisation, Scheme
 from semspec.model.quantised import QuantisedLinear
-from semspec.model.quantised_formats import MAIN, READERS, Module, kept_bytes
+from semspec.model.quantised_formats import READERS, Module, codes_of, kept_bytes
 
 HUB_ID = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?|(?!\.)[\w.-]+/[\w.-]+/[\w.-]+\.gguf")
 FLOATS = ("BF16", "F16", "F32", "F64")
@@ -146,6 +146,10 @@ class Checkpoint:
         """Of a tensor that is there; only its header is read."""
         return tuple(self._header(name).get_shape())
 
+    def kind(self, name: str) -> str:
+        """As which it is stored; only its header is read."""
+        return str(self._header(name).get_dtype())
+
     def integers(self, name: str, count: int, device: torch.device) -> Tensor:
         return self._get(name, (count,), ("I64", "I32"), device).long()
 
@@ -156,8 +160,8 @@ class Checkpoint:
         self, name: str, size: tuple[int, int], device: torch.device, dtype: torch.dtype
     ) -> QuantisedLinear | Tensor:
         """A matrix by its module's name."""
-        scheme = self.quantisation.scheme_of(name) if self.quantisation else None
-        if scheme is None or self._is_plain(name, scheme):
+        scheme = self.scheme_of(name)
+        if scheme is None:
             return self.read(f"{name}.weight", size, device, dtype)
         used = set[str]()
 
@@ -172,10 +176,19 @@ class Checkpoint:
             raise ModelError(f"{self.folder}: {error}" if str(self.folder) not in str(error) else str(error)) from error
         return made.to(dtype) if isinstance(made, Tensor) else made
 
+    def scheme_of(self, name: str) -> Scheme | None:
+        """How a matrix is stored, by its module's name; None: as plain floats."""
+        scheme = self.quantisation.scheme_of(name) if self.quantisation else None
+        return None if scheme is None or self._is_plain(name, scheme) else scheme
+
+    def stored(self, name: str, shape: tuple[int, ...], kinds: Sequence[str], device: torch.device) -> Tensor:
+        """A tensor as it is stored."""
+        return self._get(name, shape, kinds, device)
+
     def _refuse_unused(self, name: str, used: set[str]) -> None:
         """What is stored with a matrix changes it: a variant of a format has more than we read. Zeros that are 0 and
         factors that are 1 change nothing."""
-        for part in sorted(self._parts.get(name, set()) - used - {f"{name}.{end}" for end in UNUSED}):
+        for part in sorted(self.modules.get(name, set()) - used - {f"{name}.{end}" for end in UNUSED}):
             tensor = self._files[self._where[part]].get_tensor(part).float()
             if not bool((tensor == (0 if "zero" in part.rsplit(".", 1)[1] else 1)).all()):
                 raise ModelError(
@@ -184,8 +197,8 @@ class Checkpoint:
                 )
 
     @cached_property
-    def _parts(self) -> dict[str, set[str]]:
-        """The names of all tensors by their modules."""
+    def modules(self) -> dict[str, set[str]]:
+        """The names of all tensors by their modules' names."""
         found = dict[str, set[str]]()
         for name in self._where:
             found.setdefault(name.rpartition(".")[0], set()).add(name)
@@ -193,7 +206,7 @@ class Checkpoint:
 
     def _is_plain(self, name: str, scheme: Scheme) -> bool:
         """Formats leave some matrices plain without a word in their config, such as heads."""
-        codes, weight = f"{name}.{MAIN.get(scheme.layout, 'weight_packed')}", f"{name}.weight"
+        codes, weight = f"{name}.{codes_of(scheme)}", f"{name}.weight"
         if weight not in self._where or (codes != weight and codes in self._where):
             return False
         return f"{name}.{scheme.scale}" not in self._where and self._header(weight).get_dtype() in FLOATS

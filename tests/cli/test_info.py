@@ -14,7 +14,9 @@ from semspec.cli import info
 from semspec.cli.main import app
 from semspec.loop import cost_profile as costs
 from semspec.model import memory_plan as plan
+from tests import quantised_checkpoints
 from tests.checkpoints import make_model, make_tokenizer, save
+from tests.model.test_hf_runner import build
 
 
 @pytest.fixture(autouse=True)
@@ -114,3 +116,15 @@ def test_weights_that_cannot_be_read_are_told_beside_the_plan(target_folder: Pat
     assert "passes" not in found, "nothing to be timed"
     result = CliRunner().invoke(app, ["info", str(folder), "--device", "cpu"])
     assert result.exit_code == 0 and "cannot be loaded" in result.output
+
+
+def test_models_that_only_transformers_runs_are_described(tmp_path: Path) -> None:
+    """One without attention heads, and one whose stored weights need the memory of plain ones."""
+    save(build("mamba2"), tmp_path / "states")
+    done = CliRunner().invoke(app, ["info", str(tmp_path / "states"), "--device", "cpu", "--no-measure"])
+    assert done.exit_code == 0, done.output
+    assert "mamba2 (transformers runner), 3 layers of 64, vocabulary 320" in " ".join(done.output.split())
+    assert "of states" in done.output
+    made = quantised_checkpoints.make(save(build("lfm2"), tmp_path / "lfm2"), tmp_path / "it", "fp8 block, f32")
+    done = CliRunner().invoke(app, ["info", str(made / "quantised"), "--device", "cpu", "--no-measure"])
+    assert "stored as fp8, dequantised while loading, 3 layers" in " ".join(done.output.split())
