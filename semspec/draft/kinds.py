@@ -169,8 +169,8 @@ class Eagle(TreeKind, HeadKind):
 
 
 @dataclass(frozen=True)
-class Dflash(HeadKind):
-    """A DFlash block head proposes a whole draft in one pass."""
+class Dflash(TreeKind, HeadKind):
+    """A DFlash block head proposes a whole draft in one pass, or a tree of the likeliest paths through it (DDTree)."""
 
     name = "dflash"
 

@@ -12,14 +12,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import semspec
+from semspec import tree
+from semspec.draft.head import HeadDrafter
+from semspec.draft.tree import CHAIN, TreeOptions
 from semspec.errors import ModelError
 from semspec.model import ModelRunner
 from semspec.model.heads import fit
 from semspec.model.heads.block import BlockHead
 from semspec.model.heads.block_runner import BlockRunner
 from semspec.model.heads.eagle import EagleHead
-from semspec.types import Decode, Sampling, Score
+from semspec.types import Decode, DraftRequest, Sampling, Score
 from tests.checkpoints import make_model, save
+from tests.draft.test_tree import draft_of
 from tests.heads import close, filled, make_block_head, make_head
 
 TEXT = [7, 3, 250, 41, 98, 3, 17, 222, 5, 60]
@@ -106,6 +110,60 @@ def test_text_is_the_targets_alone_and_in_a_batch(folder: Path, tmp_path: Path):
         pair.generate(p, **options | {"verifier": "sampling", "temperature": 1.0, "seed": 1}).text for p in prompts
     ]
     assert [result.text for result in warm] == alone
+
+
+class Observed(HeadDrafter):
+    """Whose target has read the text but its last token."""
+
+    def __init__(self, head: BlockRunner, hidden: dict[int, Tensor], tree: TreeOptions) -> None:
+        super().__init__(head, tree=tree)
+        self.hidden = hidden
+
+    def begin(self, slots: list[int]) -> None:
+        super().begin(slots)
+        self.observe(TEXT[:-1], {layer: h[:-1] for layer, h in self.hidden.items()})
+
+
+def test_a_tree_follows_the_likeliest_paths_through_a_block(target: ModelRunner, tmp_path: Path):
+    """What follows a token depends on its place alone, so the tree is known from the rows of a chain."""
+    make_block_head(tmp_path, seed=5, block=6)
+    runner, hidden = runner_for(tmp_path, target), states_of(target, TEXT)
+    rows = draft_of(Observed(runner, hidden, CHAIN), TEXT, DraftRequest(5, keep_logits=True)).logits
+    assert rows is not None
+    rows = rows.log_softmax(-1)
+    draft = draft_of(Observed(runner, hidden, TreeOptions(12, 0, 3)), TEXT, DraftRequest(4))
+    level = {(): 0.0}  # paths of tokens, and their log-probability; each level goes on from the best three
+    met = dict[tuple[int, ...], float]()
+    for row in rows[:4]:
+        values, ids = row.topk(3)
+        best = sorted(level.items(), key=lambda item: -item[1])[:3]
+        level = {(*p, int(i)): chance + float(v) for p, chance in best for v, i in zip(values, ids, strict=True)}
+        met |= level
+    wanted = set(sorted(met, key=lambda path: -met[path])[:12])
+    found = {tuple(draft.tokens[i] for i in tree.path(draft.parents, last)) for last in range(len(draft.tokens))}
+    assert found == wanted
+
+    request = DraftRequest(4, Sampling(1.0, seed=3), keep_logits=True)
+    drawn = draft_of(Observed(runner, hidden, TreeOptions(12, 0, 3)), TEXT, request)
+    assert drawn.logits is not None and len(drawn.parents) == 12
+    for depth, row in zip(tree.depths(drawn.parents), drawn.logits, strict=True):
+        close(row.log_softmax(-1), rows[depth])
+
+
+@pytest.mark.parametrize("verifier", ["exact", "sampling", "traversal", "fly"])
+def test_trees_of_a_block_through_the_whole_path(verifier: str, folder: Path, tmp_path: Path):
+    make_block_head(tmp_path, block=8)
+    pair = semspec.load(folder, device="cpu", context=256, slots=3)
+    prompts = ["the quick brown fox", "one", "the sky is blue because light scatters " * 2]
+    options: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "seed": 4, "verifier": verifier}
+    options |= {"temperature": 0.0 if verifier == "exact" else 0.8, "num_draft_tokens": 20}
+    drafted = options | {"drafter": f"dflash:{tmp_path},threshold=0,tree=16"}
+    alone = [pair.generate(p, **drafted) for p in prompts]
+    assert [r.text for r in pair.generate(prompts, **drafted)] == [r.text for r in alone]
+    assert max(event.drafted for result in alone for event in result.events) == 16
+    if verifier == "exact":
+        assert [r.text for r in alone] == [pair.generate(p, **options | {"verifier": "none"}).text for p in prompts]
+    assert pair.target.free == 3
 
 
 def test_it_is_measured_and_refused_like_other_heads(target: ModelRunner, tmp_path: Path):

@@ -1,6 +1,7 @@
 """The runner of a block head: the first guess after the target's last state fills a block, and the rest are looked up.
 
-The rows of a block do not depend on the tokens drawn from earlier rows, so drawing them one by one costs no pass.
+The rows of a block do not depend on the tokens drawn from earlier rows, so drawing them one by one costs no pass, nor
+does a tree, as in DDTree: what follows a token depends on its place in the block alone.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from semspec.model.attention_metadata import SequenceChunk
 from semspec.model.heads.block import BlockHead
 from semspec.model.heads.runner import StateRunner
 from semspec.model.placement import on_its_device
+from semspec.tree import depths
 from semspec.types import Score, ScoreOutput
 
 PLACES = 24  # of a text at which guesses are compared: each is a pass
@@ -22,6 +24,7 @@ PLACES = 24  # of a text at which guesses are compared: each is a pass
 
 class BlockRunner(StateRunner):
     head: BlockHead
+    trees = True
 
     @property
     def longest(self) -> int:
@@ -46,12 +49,18 @@ class BlockRunner(StateRunner):
         outputs = []
         for r, s in zip(requests, slots, strict=True):
             s.length += len(r.tokens)
-            at = s.length - s.known - 1  # tokens after the one that begins the block
-            if r.logits_to_keep and (r.logits_to_keep > 1 or s.own is None or not 0 <= at < len(s.own)):
-                raise SemspecError(f"a block head was asked for token {at + 1} of a block of {self.longest}")
-            rows = torch.empty(0, self.vocab_size, device=self.device) if not r.logits_to_keep else s.own[at : at + 1]  # type: ignore[index]
-            outputs.append(ScoreOutput(rows[:, : self.vocab_size]))
+            outputs.append(ScoreOutput(self._rows(r, s.own, s.length - s.known - 1)))
         return outputs
+
+    def _rows(self, r: Score, block: Tensor | None, begun: int) -> Tensor:
+        """What follows each token of a tree, or the last of a chain, after so many tokens of the block."""
+        if not r.logits_to_keep:
+            return torch.empty(0, self.vocab_size, device=self.device)
+        places = [1 + depth for depth in depths(r.parents)[-len(r.tokens) :]] if r.parents else [begun]
+        have = 0 if block is None else len(block)
+        if len(places) != r.logits_to_keep or block is None or not 0 <= min(places) <= max(places) < have:
+            raise SemspecError(f"a block head was asked for token {max(places) + 1} of a block of {self.longest}")
+        return block[places, : self.vocab_size]
 
     def _read(self, requests: Sequence[Score]) -> None:
         """Keys and values of all states that are new, with one pass for all sequences."""
