@@ -25,7 +25,7 @@ from semspec.bench.record import HEAD, VERIFY
 from semspec.bench.replay_verify import Cards, Verification
 from semspec.bench.shapes import SHAPES, planned, random_head, random_runner
 from semspec.bench.summary import summarise
-from semspec.draft.kinds import Dflash, Eagle
+from semspec.draft.kinds import Dflash, Eagle, Mtp
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
 from semspec.model.memory_plan import check
@@ -175,8 +175,8 @@ def replay(folder: Path, shape: str, out: Path, device: str = "auto", progress: 
         raise BadRequest(
             f"{folder} verified by a sparse plan, which fits one model only; its passes cannot be repeated with another"
         )
-    if Dflash.name in {str(arm.get("drafter")).partition(":")[0] for arm in arms.values()}:
-        raise BadRequest(f"{folder} drafted with a block head (dflash), which has no random one of another size yet")
+    for name in {str(arm.get("drafter")).partition(":")[0] for arm in arms.values()} & {Dflash.name, Mtp.name}:
+        raise BadRequest(f"{folder} drafted with {name}, of which there is no random one of another size yet")
     headed = any(p[0] == HEAD for p in passes)
     if not headed and any(str(arm.get("drafter")).partition(":")[0] == Eagle.name for arm in arms.values()):
         raise BadRequest(f"{folder} drafted with a head and did not record its passes; run it again with this version")

@@ -111,7 +111,7 @@ Verifier = Annotated[
 Drafter = Annotated[
     str,
     _speculation(
-        help="auto, model, ngram, cascade (a draft model sped up by ngram) or eagle:PATH, dflash:PATH (draft heads).",
+        help="auto, model, ngram, cascade (a draft model sped up by ngram), or a head: eagle:PATH, dflash:PATH, mtp.",
         autocompletion=drafters,
     ),
 ]

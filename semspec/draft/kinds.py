@@ -137,6 +137,7 @@ class HeadKind(DrafterKind):
 
     reads_target = True
     main_option = "path"
+    comes_with_target: ClassVar[bool] = False  # a folder need not be named
 
     path: str = field(default="", metadata={"label": "the head's folder"})
     threshold: float = field(
@@ -146,7 +147,7 @@ class HeadKind(DrafterKind):
     head: StateRunner | None = field(default=None, compare=False, repr=False, metadata={"option": False})
 
     def __post_init__(self) -> None:
-        if not self.path:
+        if not self.path and not self.comes_with_target:
             name = self.name
             raise BadRequest(
                 f"drafter {name!r} needs the folder of a head that was trained for the target: {name}:PATH"
@@ -175,7 +176,15 @@ class Dflash(TreeKind, HeadKind):
     name = "dflash"
 
 
+@dataclass(frozen=True)
+class Mtp(HeadKind):
+    """The target's own layer for multi-token prediction drafts, of models that are published with one."""
+
+    name = "mtp"
+    comes_with_target = True
+
+
 REGISTRY = Registry("drafter", "semspec.drafters", DrafterKind)  # type: ignore[type-abstract]
 register = REGISTRY.register
-for _kind in (Cascade, Dflash, Eagle, Model, Ngram):
+for _kind in (Cascade, Dflash, Eagle, Model, Mtp, Ngram):
     register(_kind)

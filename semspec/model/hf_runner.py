@@ -94,6 +94,7 @@ class TransformersRunner(BaseRunner):
         if found["missing_keys"]:  # transformers initialises at random what is missing
             missing = sorted(found["missing_keys"])
             raise ModelError(f"{path}: the checkpoint lacks {len(missing)} tensors of its config, such as {missing[0]}")
+        model.config.name_or_path = str(path)  # where further parts may be
         return TransformersRunner(model.to(device), slots, capacity, vocab)
 
     @property

@@ -155,7 +155,7 @@ def load(
 
 def _head(drafter: str, source: Source, target: MemoryPlan, device: str, dtype: str) -> HeadPlan | None:
     kind = Options(drafter=drafter).drafter_kind
-    if not isinstance(kind, HeadKind) or source.shape is None:
+    if not isinstance(kind, HeadKind) or source.shape is None or not kind.path:
         return None
     path, precision = SHIPPED_HEADS.get(kind.path, kind.path), source.precision(device, dtype)
     return head_plan(path, target, source.shape, precision, Path(kind.path).name)

@@ -16,6 +16,7 @@ from semspec.errors import BadRequest, ModelError
 from semspec.model.heads.block import BlockHead
 from semspec.model.heads.eagle import EagleHead
 from semspec.model.heads.fit import Fitted, fitted
+from semspec.model.heads.mtp import MtpHead
 from semspec.model.heads.runner import StateRunner
 from semspec.pocket import shipped
 from semspec.probe import Probe, fingerprint, precision
@@ -31,7 +32,11 @@ SPELLED = 1 << 15  # tokens whose bytes are remembered
 WORDS = 1024  # short texts whose tokens are: twice as many as one request may have to avoid
 CUES = 64  # words whose tokens are: a byte for each token of the vocabulary
 MARK = "answer-so-far"  # stands for it in a rendered chat
-HEADS: dict[str, type[EagleHead] | type[BlockHead]] = {"eagle": EagleHead, "dflash": BlockHead}  # by kind of drafter
+HEADS: dict[str, type[EagleHead] | type[BlockHead] | type[MtpHead]] = {
+    "eagle": EagleHead,
+    "dflash": BlockHead,
+    "mtp": MtpHead,
+}  # by kind of drafter
 # What a target answers while a draft head is measured.
 QUESTION = "Mia has 4 bags with 6 pens each. Tom has 5 more pens than Mia. How many pens does Tom have? Explain."
 
@@ -184,7 +189,9 @@ class Resources:
         found = self._heads.get((kind, path))
         if found is None:
             text = encode(self.tokenizer, [{"role": "user", "content": QUESTION}] if self._chats else QUESTION)
-            found = fitted(HEADS[kind].load(shipped.HEADS.get(path, path), target), target, text, path, self.eos)
+            found = fitted(
+                HEADS[kind].load(shipped.HEADS.get(path, path), target), target, text, path or kind, self.eos
+            )
         runner = found.above(threshold)
         self._heads[kind, path] = found
         return cast(StateRunner, self.wrap_head(runner))

@@ -6,8 +6,8 @@ from typing import Any
 
 from semspec import pocket, verify
 from semspec.catalogue import about, default_length, option
-from semspec.draft.kinds import Dflash, Eagle
-from semspec.options import AUTO, DRAFTERS, REPEATABLE
+from semspec.draft import REGISTRY as DRAFTERS
+from semspec.options import AUTO, REPEATABLE
 from semspec.pair import Pair
 from semspec.serve.limits import Settings
 from semspec.verify import REGISTRY
@@ -28,6 +28,7 @@ def menu(settings: Settings) -> dict[str, Any]:
     defaults = settings.defaults
     default = verify.make(defaults.verifier)
     own = defaults.drafter.partition(":")[0]  # no more: its options may be paths
+    drafters, _ = DRAFTERS.load_all()
     return {
         "default": {
             "verifier": default.name,
@@ -38,8 +39,8 @@ def menu(settings: Settings) -> dict[str, Any]:
         "allow_lossy": settings.allow_lossy,
         "max_draft_tokens": settings.limits.draft_tokens,
         "max_new_tokens": settings.limits.new_tokens,
-        # A draft head needs a path, which a client may not give.
-        "drafters": [name for name in DRAFTERS if name == own or name not in (Dflash.name, Eagle.name)],
+        # Weights are loaded where the server is started, not by a request.
+        "drafters": [AUTO, *(name for name, kind in drafters.items() if name == own or not kind.reads_target)],
         "auto": AUTO,
         "draft_lengths": [AUTO, REPEATABLE],
         "verifiers": [

@@ -35,7 +35,7 @@ def apply(given: SpeculationBase | None, settings: Settings) -> Options:
     _check_length(changes.get("num_draft_tokens"), settings)
     options = _replaced(options, verifier=rule, **changes)
     if options.drafter != settings.defaults.drafter:
-        _check_drafter(options.drafter_kind, settings.limits.draft_tokens)
+        _check_drafter(options.drafter_kind, settings)
     return _capped(_replaced(options, verifier="none") if given.off else options, settings)
 
 
@@ -75,13 +75,16 @@ def _capped_rule(rule: Rule, settings: Settings) -> Rule:
     return rule
 
 
-def _check_drafter(kind: DrafterKind | None, limit: int) -> None:
+def _check_drafter(kind: DrafterKind | None, settings: Settings) -> None:
     """The same for drafters, whose texts may all be paths: those of other packages are not known here."""
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
     for field in fields:
         value = getattr(kind, field.name)
         if value != field.default and not isinstance(value, bool | int | float):
             raise BadRequest(f"option {field.name!r} of that drafter is set where the server is started")
+    if kind is not None and kind.reads_target and settings.defaults.drafter.partition(":")[0] != kind.name:
+        raise BadRequest(f"drafter {kind.name!r} has weights, which are loaded where the server is started: --drafter")
+    limit = settings.limits.draft_tokens
     if kind is not None and kind.tree_options.size > limit:
         raise BadRequest(f"a draft's tree is {kind.tree_options.size} tokens; this server takes at most {limit}")
 

@@ -135,7 +135,7 @@ def test_a_run_that_did_not_record_its_head_is_not_replayed(headed: Path, tmp_pa
     with pytest.raises(BadRequest, match="did not record its passes; run it again"):
         replaying.replay(tmp_path, "tiny", tmp_path / "out", device="cpu")
     (tmp_path / "run.json").write_text(json.dumps(run).replace("eagle:pocket", "dflash:somewhere"))
-    with pytest.raises(BadRequest, match="block head"):
+    with pytest.raises(BadRequest, match="drafted with dflash"):
         replaying.replay(tmp_path, "tiny", tmp_path / "out", device="cpu")
 
 

@@ -406,3 +406,12 @@ def test_no_request_gives_a_drafter_a_text(monkeypatch: pytest.MonkeyPatch) -> N
     assert shown["default"]["drafter"] == "heads" and "/etc" not in str(shown) and "eagle" not in shown["drafters"]
     with pytest.raises(BadRequest, match="option 'path' of that drafter is set where the server is started"):
         apply(Speculation.model_validate({"drafter": "eagle:/etc"}), settings)
+
+
+def test_no_request_loads_a_head() -> None:
+    """A target's own layer has no path, but weights and memory that nobody has planned."""
+    with pytest.raises(BadRequest, match="loaded where the server is started: --drafter"):
+        apply(Speculation.model_validate({"drafter": "mtp"}), Settings(name="x"))
+    own = Settings(name="x", defaults=Options(drafter="mtp"))
+    assert apply(Speculation.model_validate({"drafter": "mtp"}), own).drafter == "mtp"
+    assert "mtp" in menu(own)["drafters"] and "mtp" not in menu(Settings(name="x"))["drafters"]

@@ -18,6 +18,8 @@ from semspec.errors import ModelError
 from semspec.model.heads.block import BlockHead
 from semspec.model.heads.block_runner import BlockRunner
 from semspec.model.heads.eagle import EagleHead
+from semspec.model.heads.mtp import MtpHead
+from semspec.model.heads.mtp_runner import MtpRunner
 from semspec.model.heads.runner import HeadRunner, StateRunner
 from semspec.model.hf_runner import TransformersRunner
 from semspec.model.runner import ModelRunner
@@ -25,6 +27,7 @@ from semspec.model.wrapper import unwrap
 from semspec.types import Decode, Runner, Sampling, Score
 
 log = logging.getLogger(__name__)
+DraftHead = EagleHead | BlockHead | MtpHead
 TOKENS = 96  # that the target writes, or fewer if it ends before,
 FEWEST = 24  # but not so few that nothing could be told from them
 ROOM = 512  # tokens of the slot in which that is written
@@ -48,9 +51,11 @@ class LayerFit:
         return f"layers {ids} (ids {self.offset:+d}){embedding}: {self.agreement:.0%} of {self.tokens} tokens"
 
 
-def runner_of(head: EagleHead | BlockHead, target: Runner, layers: tuple[int, ...]) -> StateRunner:
+def runner_of(head: DraftHead, target: Runner, layers: tuple[int, ...]) -> StateRunner:
     if isinstance(head, BlockHead):
         return BlockRunner(head, target.vocab_size, target.max_seq_len, layers)
+    if isinstance(head, MtpHead):
+        return MtpRunner(head, target.vocab_size, target.max_seq_len, layers)
     return HeadRunner(head, target.vocab_size, target.max_seq_len, layers)
 
 
@@ -74,7 +79,7 @@ class Fitted:
 
 
 def fitted(
-    head: EagleHead | BlockHead, target: Runner, prompt: Sequence[int], name: str, stop: frozenset[int] = frozenset()
+    head: DraftHead, target: Runner, prompt: Sequence[int], name: str, stop: frozenset[int] = frozenset()
 ) -> Fitted:
     readings = measure(head, target, prompt[: min(target.max_seq_len, ROOM) // 2], stop)
     best = max(readings, key=lambda reading: reading.agreement + MARGIN * (reading is readings[0]))
@@ -96,7 +101,7 @@ def beside(target: Runner) -> Runner:
 
 @torch.inference_mode()
 def measure(
-    head: EagleHead | BlockHead, target: Runner, prompt: Sequence[int], stop: frozenset[int] = frozenset()
+    head: DraftHead, target: Runner, prompt: Sequence[int], stop: frozenset[int] = frozenset()
 ) -> list[LayerFit]:
     """All ways to read this head."""
     ids = head.config.layers

@@ -27,6 +27,7 @@ from semspec.model.heads.block import BlockHead
 from semspec.model.heads.eagle import EagleHead
 from semspec.model.heads.graphs import HeadGraphs, States
 from semspec.model.heads.levels import Levels, Start, on_host, successors
+from semspec.model.heads.mtp import MtpHead
 from semspec.model.kernels import DEFAULT_FLAGS, KernelFlags
 from semspec.model.placement import on_its_device
 from semspec.model.rows import copied_rows
@@ -59,7 +60,7 @@ class StateRunner(BaseRunner, ABC):
     trees = False
 
     def __init__(
-        self, head: EagleHead | BlockHead, vocab: int, capacity: int, layers: tuple[int, ...] | None = None
+        self, head: EagleHead | BlockHead | MtpHead, vocab: int, capacity: int, layers: tuple[int, ...] | None = None
     ) -> None:
         """`layers`: of the target, whose states it reads, in the order of the head's inputs."""
         self.head, self.vocab_size, self.max_seq_len = head, vocab, capacity
@@ -161,13 +162,15 @@ class StateRunner(BaseRunner, ABC):
 
 
 class HeadRunner(StateRunner):
-    head: EagleHead
+    head: EagleHead | MtpHead
     trees = True
 
-    def __init__(self, head: EagleHead, vocab: int, capacity: int, layers: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self, head: EagleHead | MtpHead, vocab: int, capacity: int, layers: tuple[int, ...] | None = None
+    ) -> None:
         super().__init__(head, vocab, capacity, layers)
         self._no_rows = torch.empty(0, vocab, device=self.device)
-        self.use(HeadGraphs.of(head, capacity))
+        self.use(HeadGraphs.of(head, capacity) if isinstance(head, EagleHead) else None)
 
     def use(self, graphs: HeadGraphs | None, flags: KernelFlags = DEFAULT_FLAGS) -> None:
         """How short passes are run; None: every operation is launched by itself."""
@@ -242,6 +245,7 @@ class HeadRunner(StateRunner):
             wanted = [row for end, keep in zip(ends, keeps, strict=True) for row in range(end - keep, end)]
             at = torch.tensor(wanted, dtype=torch.long, device=self.device)
             ids = torch.tensor([token for own in tokens for token in own], device=self.device)
+            assert isinstance(self.head, EagleHead)
             both = self.head.forward(ids, torch.cat([own.picked() for own in states]), chunks, self, at)
             return zip(both[0][:, : self.vocab_size].split(keeps), both[1].split(keeps), strict=True)
         rows = [SequenceChunk(self._slots[c.slot].row, c.start, c.count, c.parents) for c in chunks]
