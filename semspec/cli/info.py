@@ -99,6 +99,7 @@ def facts(source: Source, plan: MemoryPlan) -> dict[str, Any]:
         "parameters": None if shape is None else shape.parameters,
         "stored": source.stored_as,
         "refusal": refusal(source),
+        "mtp": shape is None and has_mtp(source),
         "bytes": plan.weights,
         "bytes_read_by_a_pass": plan.read,
         "layers": config.num_hidden_layers,
@@ -120,6 +121,18 @@ def refusal(source: Source) -> str | None:
             return None
     except ModelError as error:
         return str(error)
+
+
+def has_mtp(source: Source) -> bool:
+    """Whether a model that transformers runs brings a layer that can draft."""
+    from semspec.model.heads.mtp import Layout
+    from semspec.model.weights import Checkpoint
+
+    try:
+        with Checkpoint(source.path) as checkpoint:
+            return Layout.of(checkpoint, source.config.num_hidden_layers) is not None
+    except ModelError:
+        return False
 
 
 def break_even(target: dict[str, float], draft: dict[str, float] | None = None) -> list[dict[str, float]]:
@@ -145,6 +158,8 @@ def show(found: dict[str, Any], console: Console) -> None:
             f"{model['layers']} layers of {model['width']}{heads}, vocabulary {model['vocabulary']}, "
             f"context {model['context']}{windows}"
         )
+        if model["mtp"] and role == "target":
+            console.print("it brings a layer that drafts (multi-token prediction): --drafter mtp", markup=False)
         if model["refusal"]:
             console.print(f"cannot be loaded: {model['refusal']}", markup=False)
     if "tokenizers" in found:

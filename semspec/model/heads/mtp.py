@@ -60,7 +60,7 @@ class Layout:
     feeds_normed: bool  # whether the final norm is before what it reads next
 
     @staticmethod
-    def of(checkpoint: Checkpoint, depth: int) -> Layout:
+    def of(checkpoint: Checkpoint, depth: int) -> Layout | None:
         """Qwen3-Next and Qwen3.5 have `mtp.*`; DeepSeek, GLM and others one more layer behind the last."""
         if "mtp.fc.weight" in checkpoint.names:
             return Layout(
@@ -69,10 +69,7 @@ class Layout:
         pattern = re.compile(rf"(.*\blayers\.{depth})\.eh_proj\.weight")
         found = next((match for name in checkpoint.names if (match := pattern.fullmatch(name))), None)
         if found is None:
-            raise ModelError(
-                f"{checkpoint.folder}: the checkpoint has no layer for multi-token prediction (mtp.fc or "
-                f"layers.{depth}.eh_proj); take another drafter, or name a folder that has it: mtp:PATH"
-            )
+            return None
         at = found[1]
         return Layout(f"{at}.enorm", f"{at}.hnorm", f"{at}.eh_proj", at, f"{at}.shared_head.norm", False)
 
@@ -88,7 +85,13 @@ class MtpHead:
         width = config.hidden_size
         self.shape = Widths(width)
         self.embedding = self.shared_embedding = model.get_input_embeddings().weight
-        self.layout = layout = Layout.of(checkpoint, runner.num_layers)
+        layout = Layout.of(checkpoint, depth := runner.num_layers)
+        if layout is None:
+            raise ModelError(
+                f"{checkpoint.folder}: the checkpoint has no layer for multi-token prediction (mtp.fc or "
+                f"layers.{depth}.eh_proj); take another drafter, or name a folder that has it: mtp:PATH"
+            )
+        self.layout = layout
         self._model, self._rotary = model, getattr(decoder, "rotary_emb", None)
         self._sdpa = config._attn_implementation == "sdpa"
         kind = type(decoder.layers[-1])
