@@ -65,7 +65,13 @@ def _matrix(checkpoint: Checkpoint, module: str, scheme: Scheme, dtype: torch.dt
         outputs, inputs = checkpoint.integers(f"{module}.weight_shape", 2, CPU).tolist()
         size = outputs, inputs
     else:
-        size = size_of(scheme, lambda part: checkpoint.size(f"{module}.{part}"))
+        codes = f"{module}.{codes_of(scheme)}"
+        if len(shape := checkpoint.size(codes)) != 2:
+            raise ModelError(
+                f"{checkpoint.folder}: {codes} has shape {shape}, where a quantised matrix has two dimensions; the "
+                "checkpoint is damaged, or of a variant that is not supported"
+            )
+        size = size_of(scheme, (shape[0], shape[1]))
 
     def make() -> Tensor:
         made = checkpoint.matrix(module, size, CPU, dtype)

@@ -24,7 +24,7 @@ from semspec.model.cache import Slots
 from semspec.model.config import AttentionSpec, read_config
 from semspec.model.decode import decode_by_score
 from semspec.model.dequantised import dequantised
-from semspec.model.past import SPACING, Past, cache_name, odd_layers
+from semspec.model.past import SPACING, Past, cache_name, odd_layers, reads_alone
 from semspec.model.placement import on_its_device
 from semspec.model.quantisation import Quantisation
 from semspec.model.weights import Checkpoint
@@ -69,7 +69,8 @@ class TransformersRunner(BaseRunner):
             capacity,
         )
         self._slots = Slots(slots, capacity)
-        self._pasts = [Past(config) for _ in range(slots)]
+        self._alone = reads_alone(model)
+        self._pasts = [self._past() for _ in range(slots)]
         self._cache_name = cache_name(model) or ""
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._probe()
@@ -105,14 +106,17 @@ class TransformersRunner(BaseRunner):
     def free(self) -> int:
         return self._slots.free
 
+    def _past(self) -> Past:
+        return Past(self._config, self._alone)
+
     def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
         slot = self._slots.acquire()
-        self._pasts[slot] = Past(self._config)
+        self._pasts[slot] = self._past()
         return slot
 
     def release(self, slot: int) -> None:
         self._slots.release(slot)
-        self._pasts[slot] = Past(self._config)
+        self._pasts[slot] = self._past()
 
     def length(self, slot: int) -> int:
         return self._slots.lengths[slot]

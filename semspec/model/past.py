@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,7 @@ from semspec.model.cache import kv_bytes_per_token
 
 CHECKPOINTS = 4  # of a slot, each with all states
 SPACING = 16  # tokens between two of them, at least; as many may be read once more after every rejected draft
+FREE = (0.0, math.inf)
 PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)  # have keys and values, and nothing else
 
 
@@ -40,6 +42,13 @@ def odd_layers(config: PreTrainedConfig) -> list[str]:
 def _recurrent(kind: type) -> bool:
     base = getattr(cache_utils, "LinearAttentionCacheLayerMixin", None)
     return base is not None and issubclass(kind, base) and not issubclass(kind, DynamicSlidingWindowLayer)
+
+
+def reads_alone(model: PreTrainedModel) -> bool:
+    """Whether a state goes on by one token as by several. Transformers forgets the limits of a Mamba-2 layer's time
+    step where it reads a single one: the target's own text would not be what it says of a draft."""
+    limits = (tuple(getattr(module, "time_step_limit", None) or FREE) for module in model.modules())
+    return all(limit == FREE for limit in limits)
 
 
 def bytes_of_past(config: PreTrainedConfig, dtype: torch.dtype) -> tuple[int, int]:
@@ -66,8 +75,9 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 class Past:
-    def __init__(self, config: PreTrainedConfig) -> None:
-        self.cache = DynamicCache(config=config)
+    def __init__(self, config: PreTrainedConfig, alone: bool = True) -> None:
+        """`alone`: whether one token may be read by itself, see `reads_alone`."""
+        self.cache, self._alone = DynamicCache(config=config), alone
         layers = self.cache.layers
         self._recurrent = [layer for layer in layers if _recurrent(type(layer))]
         if not self._recurrent:
@@ -98,6 +108,8 @@ class Past:
             if self._read == len(self._tokens) >= self._checkpoints[-1][0] + SPACING:
                 self._checkpoints.append((self._read, self.states()))
                 self._thin()
+            if not self._alone and self._read and len(self.again) + len(tokens) == 1:
+                self.keep(slice(self._go_back(self._read - 1)))
             self._reading = True
         yield
         if self._recurrent:
@@ -111,11 +123,16 @@ class Past:
                 return
             while self._checkpoints[-1][0] > length:
                 self._checkpoints.pop()
-            length, states = self._checkpoints[-1]
-            for layer, state in zip(self._recurrent, copy.deepcopy(states), strict=True):
-                vars(layer).update(state)
-            self._read, self._reading = length, False
+            length = self._go_back(length)
         self.keep(slice(length))
+
+    def _go_back(self, most: int) -> int:
+        """The states are those of the last checkpoint that is no longer than this; returns how long it is."""
+        length, states = next(made for made in reversed(self._checkpoints) if made[0] <= most)
+        for layer, state in zip(self._recurrent, copy.deepcopy(states), strict=True):
+            vars(layer).update(state)
+        self._read, self._reading = length, False
+        return length
 
     def keep(self, positions: slice | torch.Tensor) -> None:
         for layer in self.cache.layers:

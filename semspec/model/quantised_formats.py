@@ -149,10 +149,10 @@ def codes_of(scheme: Scheme) -> str:
     return MAIN.get(scheme.layout, "weight_packed")
 
 
-def size_of(scheme: Scheme, shape: Callable[[str], Shapes]) -> tuple[int, int]:
+def size_of(scheme: Scheme, codes: tuple[int, int]) -> tuple[int, int]:
     """(outputs, inputs) of a matrix, from the shape of the tensor that holds its codes; but for packed ones, whose last
     word may not be full."""
-    (rows, columns), each = shape(codes_of(scheme)), 32 // scheme.bits
+    (rows, columns), each = codes, 32 // scheme.bits
     match scheme.layout:
         case "fp8" | "int8":
             return rows, columns

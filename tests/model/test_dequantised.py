@@ -86,6 +86,15 @@ def test_a_damaged_twin_is_refused_by_name(recurrent: Path, tmp_path: Path) -> N
     assert name in damaged(folder, lambda tensors: tensors.__delitem__(name))
 
 
+@pytest.mark.parametrize("form", ["fp8 block, f32", "awq", "nvfp4"])
+def test_codes_that_are_no_matrix_are_refused_by_name(form: str, recurrent: Path, tmp_path: Path) -> None:
+    folder = made.make(recurrent, tmp_path / "it", form) / "quantised"
+    codes = {"awq": "qweight", "nvfp4": "weight_packed"}.get(form, "weight")
+    name = "model.layers.1.self_attn.o_proj." + codes
+    said = damaged(folder, lambda tensors: tensors.update({name: tensors[name].flatten()}))
+    assert name in said and "where a quantised matrix has two dimensions" in said
+
+
 def test_codes_without_a_word_on_how_to_read_them_are_refused(recurrent: Path, tmp_path: Path) -> None:
     folder = made.make(recurrent, tmp_path / "it", "fp8 block, f32") / "quantised"
     edit_config(folder, quantization_config={"quant_method": "mxfp4"}, model_type="qwen3_5_text")

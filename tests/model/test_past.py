@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 import semspec
 from semspec.model import Source
 from semspec.model.hf_runner import TransformersRunner
 from semspec.model.past import CHECKPOINTS, SPACING, bytes_of_past
 from semspec.types import Score
-from tests.checkpoints import VOCAB, save
+from tests.checkpoints import SMALL, VOCAB, save
 from tests.model.test_hf_runner import RECURRENT, build, text
 
 LENGTH = 300
@@ -164,3 +164,39 @@ def test_a_recurrent_draft_is_lossless_too(target_folder: Path, tmp_path: Path) 
     drafted = pair.generate(prompts, verifier="exact", num_draft_tokens=4, **options)
     assert [r.tokens for r in drafted] == [r.tokens for r in plain]
     assert drafted[0].stats.drafted > 0
+
+
+LIMITED: dict[str, dict[str, Any]] = {  # the time step of their states has a limit
+    "nemotron_h": SMALL
+    | {"num_hidden_layers": 4, "hybrid_override_pattern": "M*-M", "mamba_num_heads": 8, "mamba_head_dim": 16}
+    | {"ssm_state_size": 16, "n_groups": 2, "chunk_size": 16},
+    "zamba2": SMALL
+    | {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "mamba_d_state": 16, "mamba_ngroups": 1}
+    | {"n_mamba_heads": 8, "mamba_headdim": 16, "chunk_size": 16, "num_mem_blocks": 1, "use_mamba_kernels": False},
+}
+
+
+@pytest.mark.parametrize("kind", LIMITED)
+def test_one_token_after_another_says_what_several_at_once_do(kind: str, tmp_path: Path, draft_folder: Path) -> None:
+    """Transformers leaves the limits out where it reads one token, and the target alone reads nothing else."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **LIMITED[kind]), dtype=torch.float32).eval()
+    runner, tokens = TransformersRunner(model, 1, LENGTH), text(7, 70)
+    slot = runner.acquire()
+    rows = [score(runner, slot, [token]) for token in tokens]
+    torch.testing.assert_close(torch.cat(rows), whole(model, tokens), atol=2e-3, rtol=1e-3)
+    pair = semspec.load(save(model, tmp_path), draft_folder, device="cpu", slots=1, context=100)
+    options = {"max_new_tokens": 50, "ignore_eos": True, "num_draft_tokens": 4}
+    plain, drafted = (pair.generate("one two three", verifier=v, **options).tokens for v in ("none", "exact"))
+    assert drafted == plain
+
+
+def test_one_token_after_another_reads_few_again(reads: list[int], model: PreTrainedModel) -> None:
+    runner, tokens = TransformersRunner(model, 1, LENGTH), text(8, 100)
+    runner._alone = False
+    slot = runner.acquire()
+    score(runner, slot, tokens[:50])
+    reads.clear()
+    for token in tokens[50:]:
+        score(runner, slot, [token])
+    assert min(reads) > 1 and max(reads[1:]) <= SPACING + 1 and reads[0] <= 50 + 1
