@@ -55,6 +55,13 @@ def test_a_call_reads_a_prompt_once(pair: semspec.Pair, fed: list[int]) -> None:
     assert pair.target.free == pair.draft.free == 2, "and leaves nothing behind"
 
 
+def test_what_a_sequence_takes_back_and_feeds_again_was_not_cached(pair: semspec.Pair) -> None:
+    """The end of its thinking cuts an accepted draft, whose next token the slot has still."""
+    messages = [{"role": "user", "content": PROMPT}]
+    cut = pair.generate(messages, max_thinking_tokens=10, num_draft_tokens=8, max_new_tokens=20)
+    assert cut.thinking_cut and cut.stats.accepted and cut.stats.cached_tokens == 0
+
+
 def test_prompts_that_begin_alike_share_the_beginning(pair: semspec.Pair, fed: list[int]) -> None:
     prompts = [PROMPT + question for question in ("How many has Laura?", "How many have both?")]
     alone = [pair.generate(prompt, max_new_tokens=10) for prompt in prompts]

@@ -175,6 +175,7 @@ class Executor(LiveTasks):
         self._waiting.remove(task)
         task.results[0] = slots
         task.slots, task.started = list(zip(request.runners, slots, strict=True)), True
+        task.prompt = len(prompts[0])
         return True
 
     def _answer(self, task: Task, request: Request, result: Any) -> None:
@@ -274,7 +275,8 @@ class Executor(LiveTasks):
         for (item, chunk), row in zip(chunks, rows, strict=True):
             if not item.request.drafting and not isinstance(item, RecomputeWork):
                 item.task.stats.target_passes += chunk.logits_to_keep > 0
-                item.task.stats.cached_tokens += row.cached
+                unread = item.task.prompt - (runner.length(chunk.slot) - len(chunk.tokens))  # before this pass
+                item.task.stats.cached_tokens += max(min(row.cached, unread), 0)
             if isinstance(item, ScoreWork):
                 item.take(row)
                 if not item.waiting:

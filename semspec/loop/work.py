@@ -167,6 +167,7 @@ class Task:
         self.events: deque[Event] = deque()
         self.slots: list[tuple[Runner, int]] = []  # that it was given
         self.started = False  # it has what it waited for, and runs
+        self.prompt = 0  # tokens that its first slot is fed before anything that it writes, as far as it has said
         self.done = False
         self.error: Exception | None = None
 
