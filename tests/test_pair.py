@@ -279,7 +279,7 @@ class Anything(Exact):
         (
             PROMPT,
             {"drafter": "magic"},
-            "there is no drafter 'magic'; the drafters are: auto, cascade, dflash, eagle, model, ngram",
+            "there is no drafter 'magic'; the drafters are: auto, cascade, dflash, eagle, model, mtp, ngram",
         ),
         (PROMPT, {"seed": 1.5}, "seed is 1.5; give a whole number"),
         (PROMPT, {"top_k": 10**30}, "give 0 (off) or a positive number of tokens, of at most 31 bits"),

@@ -1,7 +1,8 @@
 """A runner for every other causal language model that transformers knows: slower, with the same contract.
 
-Each slot has a cache of its own, and each sequence a pass of its own. Models with a recurrent state go back to a former
-one after a rejected draft (`past.py`). What cannot be undone at all is refused, by name, before weights are read.
+Each slot has a cache of its own. Sequences that read equally many tokens share a pass if the model takes that
+(`joined.py`); others have each their own. Models with a recurrent state go back to a former one after a rejected draft
+(`past.py`). What cannot be undone at all is refused, by name, before weights are read.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from semspec.errors import ModelError
 from semspec.model.attention_metadata import AttentionMetadata, SequenceChunk
@@ -24,6 +26,7 @@ from semspec.model.cache import Slots
 from semspec.model.config import AttentionSpec, read_config
 from semspec.model.decode import decode_by_score
 from semspec.model.dequantised import dequantised
+from semspec.model.joined import give_back, joined, padding_mask
 from semspec.model.past import SPACING, Past, cache_name, odd_layers, reads_alone
 from semspec.model.placement import on_its_device
 from semspec.model.quantisation import Quantisation
@@ -31,6 +34,7 @@ from semspec.model.weights import Checkpoint
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
 PROBE = [1, 2, 3, 4, 5, 6, 7]
+MAX_JOINED = 64  # tokens of each text in a pass over several; a prompt has enough for a pass of its own
 ROUNDING = 0.05  # of the spread of a row of logits
 
 
@@ -72,7 +76,10 @@ class TransformersRunner(BaseRunner):
         self._alone = reads_alone(model)
         self._pasts = [self._past() for _ in range(slots)]
         self._cache_name = cache_name(model) or ""
-        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        arguments = inspect.signature(model.forward).parameters
+        self._keeps_logits, self._takes_positions = "logits_to_keep" in arguments, "position_ids" in arguments
+        self._takes_mask = "attention_mask" in arguments and any(map(_has_keys, DynamicCache(config=config).layers))
+        self._joins: bool | None = None  # whether texts may share a pass; tried out when two first could
         self._probe()
         self.trees = self._takes_trees()
 
@@ -139,12 +146,38 @@ class TransformersRunner(BaseRunner):
     @torch.inference_mode()
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         self._slots.extend([(r.slot, len(r.tokens)) for r in requests])
-        return [self._score(r) for r in requests]
+        for r in requests:
+            past = self._pasts[r.slot]
+            if len(past.again) > SPACING:
+                self._read(past, [], 0)  # so that the next rejected draft need not go back as far
+        rows = dict[int, ScoreOutput]()  # by slot
+        for together in self._together(requests):
+            each = self._score_joined(together) if len(together) > 1 else [self._score(together[0])]
+            rows |= {r.slot: row for r, row in zip(together, each, strict=True)}
+        return [rows[r.slot] for r in requests]
+
+    def _together(self, requests: Sequence[Score]) -> list[list[Score]]:
+        """Those that one pass can serve: short, and of equally many tokens."""
+        parts = dict[object, list[Score]]()
+        for r in requests:
+            past = self._pasts[r.slot]
+            count = len(past.again) + len(r.tokens)
+            alone = r.parents or count > MAX_JOINED or not past.joinable or self._joins is False
+            parts.setdefault((r.slot,) if alone else count, []).append(r)
+        if self._joins is None and any(len(part) > 1 for part in parts.values()):
+            self._joins = self._joins_right()
+            return self._together(requests)
+        return list(parts.values())
+
+    def _score_joined(self, requests: list[Score]) -> list[ScoreOutput]:
+        pasts = [self._pasts[r.slot] for r in requests]
+        keep = max(r.logits_to_keep for r in requests)
+        states = any(r.layers for r in requests)
+        out = self._read_joined(pasts, [r.tokens for r in requests], keep, output_hidden_states=states)
+        return [self._output(r, out, i) for i, r in enumerate(requests)]
 
     def _score(self, r: Score) -> ScoreOutput:
         past, options = self._pasts[r.slot], dict[str, Any]()
-        if len(past.again) > SPACING:
-            self._read(past, [], 0)  # so that the next rejected draft need not go back as far
         if r.parents:
             count = len(r.tokens)
             chunk = SequenceChunk(r.slot, self.length(r.slot) - count, count, r.parents)
@@ -154,8 +187,11 @@ class TransformersRunner(BaseRunner):
             options["attention_mask"] = hidden.masked_fill(~mask, torch.finfo(hidden.dtype).min)[None, None]
             options["position_ids"] = torch.tensor([chunk.positions()[-count:]], device=self.device)
         out = self._read(past, r.tokens, r.logits_to_keep, output_hidden_states=bool(r.layers), **options)
-        logits = out.logits[0, out.logits.shape[1] - r.logits_to_keep :, : self.vocab_size]
-        states = {layer: out.hidden_states[layer][0] for layer in r.layers}
+        return self._output(r, out, 0)
+
+    def _output(self, r: Score, out: Any, i: int) -> ScoreOutput:
+        logits = out.logits[i, out.logits.shape[1] - r.logits_to_keep :, : self.vocab_size]
+        states = {layer: out.hidden_states[layer][i] for layer in r.layers}
         return ScoreOutput(logits, {layer: rows[len(rows) - r.kept_states :] for layer, rows in states.items()})
 
     def _read(self, past: Past, tokens: list[int], keep: int, **options: Any) -> Any:
@@ -164,6 +200,25 @@ class TransformersRunner(BaseRunner):
         options[self._cache_name] = past.cache
         with past.reading(tokens):
             return self.model(torch.tensor([past.again + tokens], device=self.device), use_cache=True, **options)
+
+    def _read_joined(self, pasts: list[Past], tokens: list[list[int]], keep: int, **options: Any) -> Any:
+        """All of them in one pass, which reads the weights once."""
+        lengths, caches = [past.cache_length for past in pasts], [past.cache for past in pasts]
+        if self._keeps_logits:
+            options["logits_to_keep"] = max(keep, 1)
+        ids = torch.tensor([past.again + own for past, own in zip(pasts, tokens, strict=True)], device=self.device)
+        if self._takes_mask:
+            options["attention_mask"] = padding_mask(lengths, ids.shape[1], self.device)
+        if self._takes_positions:
+            first = torch.tensor(lengths, device=self.device)[:, None]
+            options["position_ids"] = first + torch.arange(ids.shape[1], device=self.device)
+        with ExitStack() as stack:
+            for past, own in zip(pasts, tokens, strict=True):
+                stack.enter_context(past.reading(own))
+            cache = options[self._cache_name] = joined(caches, max(lengths))
+            out = self.model(ids, use_cache=True, **options)
+            give_back(cache, caches)
+        return out
 
     @on_its_device
     @torch.inference_mode()
@@ -189,6 +244,23 @@ class TransformersRunner(BaseRunner):
                 f"{self._name}: in pieces, with a rejected draft between them, it gives other logits than in one pass; "
                 "drafts can be neither checked nor undone; take another model, or another release of transformers"
             )
+
+    def _joins_right(self) -> bool:
+        """Tried out: a pass over two texts of different lengths, and one after it."""
+        tokens = [t % self.vocab_size for t in PROBE]
+        texts, parts = (tokens[:3], tokens[1:6]), ((tokens[3:5], tokens[5:7]), (tokens[:1], tokens[2:3]))
+        alone, together = ([self._past() for _ in texts] for _ in range(2))
+        try:
+            for past, text in zip([*alone, *together], texts * 2, strict=True):
+                self._read(past, list(text), 1)
+            for feed in parts:
+                single = [self._read(past, own, len(own)).logits[0] for past, own in zip(alone, feed, strict=True)]
+                both = self._read_joined(together, list(feed), len(feed[0])).logits
+                if not all(map(_agree, single, both)):
+                    return False
+        except Exception:  # not every model takes masks and positions of one's own
+            return False
+        return True
 
     def _takes_trees(self) -> bool:
         """Tried out: not every model takes masks and positions of one's own."""
@@ -223,6 +295,10 @@ def _dequantised(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[
     with Checkpoint(path) as checkpoint:
         tensors = dequantised(checkpoint, dtype)
         return model.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True)
+
+
+def _has_keys(layer: Any) -> bool:
+    return isinstance(layer, DynamicLayer)
 
 
 def _agree(whole: Tensor, again: Tensor) -> bool:

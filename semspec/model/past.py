@@ -99,6 +99,16 @@ class Past:
         """What has to be read before anything else."""
         return self._tokens[self._read :]
 
+    @property
+    def joinable(self) -> bool:
+        """Whether it may be read with others: it has read something, and nothing has gone wrong or is read twice."""
+        return self._alone and not self._reading and self.cache_length > 0
+
+    @property
+    def cache_length(self) -> int:
+        """Tokens that the cache is of."""
+        return self._read if self._recurrent else self.cache.get_seq_length()
+
     @contextmanager
     def reading(self, tokens: Sequence[int]) -> Iterator[None]:
         """A pass over `again` and these."""

@@ -86,6 +86,58 @@ def test_ragged_passes_with_truncation_between_say_what_transformers_says(case: 
     torch.testing.assert_close(fresh, expected[:4], atol=1e-4, rtol=1e-4)
 
 
+def test_texts_of_different_lengths_share_a_pass(case: tuple[PreTrainedModel, Path]) -> None:
+    """Each gets the logits and states that it gets alone; the weights are read once for all."""
+    model, folder = case
+    runner, texts = load(folder, slots=3), [text(seed, 60) for seed in (5, 6, 7)]
+    with torch.inference_mode():
+        outs = [model(torch.tensor([tokens]), output_hidden_states=True) for tokens in texts]
+    slots = [runner.acquire() for _ in texts]
+    for slot, tokens, n in zip(slots, texts, (3, 17, 40), strict=True):
+        runner.score([Score(runner, slot, tokens[:n], 0)])
+    passes = list[tuple[int, ...]]()
+    runner.model.register_forward_pre_hook(lambda _, args: passes.append(tuple(args[0].shape)))
+    layer = runner.num_layers
+    for feed, back in ((4, 3), (1, 0), (5, 4), (1, 0), (2, 1)):
+        starts = [runner.length(slot) for slot in slots]
+        asked = [
+            Score(runner, slot, tokens[at : at + feed], keep, (layer,) if keep else (), states=feed)
+            for slot, tokens, at, keep in zip(slots, texts, starts, (feed, 1, 0), strict=True)
+        ]
+        for out, at, r, row in zip(outs, starts, asked, runner.score(asked), strict=True):
+            end = at + feed
+            torch.testing.assert_close(row.logits, out.logits[0, end - r.logits_to_keep : end], atol=1e-3, rtol=1e-3)
+            for states in row.hidden.values():
+                torch.testing.assert_close(states, out.hidden_states[layer][0, at:end], atol=1e-3, rtol=1e-3)
+        for slot in slots:
+            runner.truncate(slot, runner.length(slot) - back)
+    shared = [size for size in passes if size[0] == 3]
+    assert len(shared) >= (3 if runner._pasts[0].recurrent else 5), passes
+
+
+def test_a_model_that_takes_no_mask_reads_each_text_by_itself(
+    case: tuple[PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: padding is attended to. It is found out before anything is answered."""
+    model, folder = case
+    runner, texts = load(folder), [text(seed, 30) for seed in (8, 9)]
+    if not runner._takes_mask:
+        assert runner._pasts[0].recurrent, "texts have no length in states, and no padding"
+        return
+    monkeypatch.setattr(runner, "_takes_mask", False)
+    if model.config.model_type != "bloom":  # whose positions come from the mask
+        monkeypatch.setattr(runner, "_takes_positions", False)
+    slots = [runner.acquire() for _ in texts]
+    for slot, tokens, n in zip(slots, texts, (4, 20), strict=True):
+        runner.score([Score(runner, slot, tokens[:n], 0)])
+    rows = runner.score([Score(runner, s, t[n : n + 3], 3) for s, t, n in zip(slots, texts, (4, 20), strict=True)])
+    assert runner._joins is False
+    for tokens, n, row in zip(texts, (4, 20), rows, strict=True):
+        with torch.inference_mode():
+            expected = model(torch.tensor([tokens])).logits[0, n : n + 3]
+        torch.testing.assert_close(row.logits, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_a_decode_is_what_transformers_generates(case: tuple[PreTrainedModel, Path]) -> None:
     model, folder = case
     runner, prompt = load(folder), text(3, 12)
