@@ -31,6 +31,7 @@ from semspec.model.weights import Checkpoint
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
 PROBE = [1, 2, 3, 4, 5, 6, 7]
+END = 8  # tokens of a prompt that are read after a checkpoint: others may have all but these in common with it
 ROUNDING = 0.05  # of the spread of a row of logits
 
 
@@ -141,9 +142,13 @@ class TransformersRunner(BaseRunner):
         return [self._score(r) for r in requests]
 
     def _score(self, r: Score) -> ScoreOutput:
-        past, options = self._pasts[r.slot], dict[str, Any]()
-        if len(past.again) > SPACING:
+        past, tokens, options = self._pasts[r.slot], r.tokens, dict[str, Any]()
+        again = len(past.again)
+        if again > SPACING:
             self._read(past, [], 0)  # so that the next rejected draft need not go back as far
+        if past.recurrent and 0 < r.logits_to_keep <= r.kept_states <= END and len(tokens) > SPACING:
+            self._read(past, tokens[:-END], 0)
+            tokens = tokens[-END:]
         if r.parents:
             count = len(r.tokens)
             chunk = SequenceChunk(r.slot, self.length(r.slot) - count, count, r.parents)
@@ -152,10 +157,11 @@ class TransformersRunner(BaseRunner):
             hidden = torch.zeros(mask.shape, device=self.device, dtype=self.model.dtype)
             options["attention_mask"] = hidden.masked_fill(~mask, torch.finfo(hidden.dtype).min)[None, None]
             options["position_ids"] = torch.tensor([chunk.positions()[-count:]], device=self.device)
-        out = self._read(past, r.tokens, r.logits_to_keep, output_hidden_states=bool(r.layers), **options)
+        out = self._read(past, tokens, r.logits_to_keep, output_hidden_states=bool(r.layers), **options)
         logits = out.logits[0, out.logits.shape[1] - r.logits_to_keep :, : self.vocab_size]
         states = {layer: out.hidden_states[layer][0] for layer in r.layers}
-        return ScoreOutput(logits, {layer: rows[len(rows) - r.kept_states :] for layer, rows in states.items()})
+        kept = {layer: rows[len(rows) - r.kept_states :] for layer, rows in states.items()}
+        return ScoreOutput(logits, kept, again=again)
 
     def _read(self, past: Past, tokens: list[int], keep: int, **options: Any) -> Any:
         if self._keeps_logits:
