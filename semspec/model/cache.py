@@ -83,6 +83,10 @@ class Slots:
     def reserve(self, tokens: Sequence[tuple[int, int]]) -> None:
         """Make sure that so many more tokens of each slot can be written, before a pass does; here they always can."""
 
+    def places(self, slot: int) -> list[list[int]]:
+        """Where a slot lies, with what it keeps beyond its length; here always in the same place."""
+        return []
+
     def lacks_room(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
         """See types.Runner; a slot's own capacity is another matter."""
         return False

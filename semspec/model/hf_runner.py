@@ -35,6 +35,7 @@ from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
 PROBE = [1, 2, 3, 4, 5, 6, 7]
 MAX_JOINED = 64  # tokens of each text in a pass over several; a prompt has enough for a pass of its own
+END = 8  # tokens of a prompt that are read after a checkpoint: others may have all but these in common with it
 ROUNDING = 0.05  # of the spread of a row of logits
 
 
@@ -146,14 +147,15 @@ class TransformersRunner(BaseRunner):
     @torch.inference_mode()
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         self._slots.extend([(r.slot, len(r.tokens)) for r in requests])
-        for r in requests:
-            past = self._pasts[r.slot]
-            if len(past.again) > SPACING:
-                self._read(past, [], 0)  # so that the next rejected draft need not go back as far
+        again = {r.slot: len(self._pasts[r.slot].again) for r in requests}
+        for slot, count in again.items():
+            if count > SPACING:
+                self._read(self._pasts[slot], [], 0)  # so that the next rejected draft need not go back as far
         rows = dict[int, ScoreOutput]()  # by slot
         for together in self._together(requests):
             each = self._score_joined(together) if len(together) > 1 else [self._score(together[0])]
-            rows |= {r.slot: row for r, row in zip(together, each, strict=True)}
+            for r, row in zip(together, each, strict=True):
+                row.again, rows[r.slot] = again[r.slot], row
         return [rows[r.slot] for r in requests]
 
     def _together(self, requests: Sequence[Score]) -> list[list[Score]]:
@@ -162,8 +164,8 @@ class TransformersRunner(BaseRunner):
         for r in requests:
             past = self._pasts[r.slot]
             count = len(past.again) + len(r.tokens)
-            alone = r.parents or count > MAX_JOINED or not past.joinable or self._joins is False
-            parts.setdefault((r.slot,) if alone else count, []).append(r)
+            alone = r.parents or count > MAX_JOINED or _ends_prompt(r, past) or not past.joinable
+            parts.setdefault((r.slot,) if alone or self._joins is False else count, []).append(r)
         if self._joins is None and any(len(part) > 1 for part in parts.values()):
             self._joins = self._joins_right()
             return self._together(requests)
@@ -177,7 +179,10 @@ class TransformersRunner(BaseRunner):
         return [self._output(r, out, i) for i, r in enumerate(requests)]
 
     def _score(self, r: Score) -> ScoreOutput:
-        past, options = self._pasts[r.slot], dict[str, Any]()
+        past, tokens, options = self._pasts[r.slot], r.tokens, dict[str, Any]()
+        if _ends_prompt(r, past):
+            self._read(past, tokens[:-END], 0)
+            tokens = tokens[-END:]
         if r.parents:
             count = len(r.tokens)
             chunk = SequenceChunk(r.slot, self.length(r.slot) - count, count, r.parents)
@@ -186,7 +191,7 @@ class TransformersRunner(BaseRunner):
             hidden = torch.zeros(mask.shape, device=self.device, dtype=self.model.dtype)
             options["attention_mask"] = hidden.masked_fill(~mask, torch.finfo(hidden.dtype).min)[None, None]
             options["position_ids"] = torch.tensor([chunk.positions()[-count:]], device=self.device)
-        out = self._read(past, r.tokens, r.logits_to_keep, output_hidden_states=bool(r.layers), **options)
+        out = self._read(past, tokens, r.logits_to_keep, output_hidden_states=bool(r.layers), **options)
         return self._output(r, out, 0)
 
     def _output(self, r: Score, out: Any, i: int) -> ScoreOutput:
@@ -295,6 +300,11 @@ def _dequantised(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[
     with Checkpoint(path) as checkpoint:
         tensors = dequantised(checkpoint, dtype)
         return model.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True)
+
+
+def _ends_prompt(r: Score, past: Past) -> bool:
+    """Whether a checkpoint is worth while before its last tokens."""
+    return past.recurrent and 0 < r.logits_to_keep <= r.kept_states <= END and len(r.tokens) > SPACING
 
 
 def _has_keys(layer: Any) -> bool:

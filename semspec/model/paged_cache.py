@@ -114,6 +114,9 @@ class PagedCache(Cache):
         for pool in self.pools:
             pool.blocks.shrink(slot, 0)
 
+    def places(self, slot: int) -> list[list[int]]:
+        return [list(pool.blocks.tables[slot]) for pool in self.pools]
+
     def lacks_room(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
         return any(pool.lacks_room(tokens, self.lengths, without) for pool in self.pools)
 

@@ -237,7 +237,6 @@ class PrefixCache(RememberedTexts):
                     self._adopt(request.slot, text, request.layers if request.states else ())
             found = self._found(request)
             self.queries += len(request.tokens) - request.logits_to_keep
-            self.hits += found
             counts.append(found)
             remembered.append(self._remembered(request, found))
             self._lengths[request.slot] += found
@@ -261,7 +260,8 @@ class PrefixCache(RememberedTexts):
             for r, states in zip(requests, remembered, strict=True)
         ]
         for row, found in zip(rows, counts, strict=True):
-            row.cached = found
+            row.cached = max(found - row.again, 0)
+            self.hits += row.cached
         return rows
 
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:

@@ -55,7 +55,8 @@ class ModelRunner(BaseRunner):
         self.max_seq_len = capacity
         self.acquire, self.release, self.truncate = self.cache.acquire, self.cache.release, self.cache.truncate
         self.sparsity: Sparsity | None = None  # what passes that score drafts leave out
-        self._begun: list[Handover] = []  # since anything else was done
+        # Since anything else was done, and where what was read of them lies.
+        self._begun: dict[Handover, list[list[int]]] = {}
         self.numpy_decoder = NumpyDecoder.of(transformer, self.cache)
         self.use(GraphRunner.of(transformer, self.cache) if graphs else None)
 
@@ -110,7 +111,7 @@ class ModelRunner(BaseRunner):
 
     @on_its_device
     def copy(self, source: int, target: int, length: int) -> None:
-        self._begun = []
+        self._begun = {}
         self.cache.copy(source, target, length)
         if self.sparsity is not None:
             self.sparsity.copied(source, target)
@@ -122,13 +123,13 @@ class ModelRunner(BaseRunner):
         return self.cache.min_length(slot)
 
     def park(self, slot: int) -> int | None:
-        self._begun = []
+        self._begun = {}
         return self.cache.park(slot) if self.sparsity is None else None  # whose figures belong to slots
 
     @on_its_device
     @torch.inference_mode()
     def compact(self, slot: int, start: int, rows: Sequence[int]) -> None:
-        self._begun = []
+        self._begun = {}
         self.cache.compact(slot, start, rows)
         if self.sparsity is not None:
             self.sparsity.kept(slot, start, rows)
@@ -136,7 +137,7 @@ class ModelRunner(BaseRunner):
     @on_its_device
     @torch.inference_mode()
     def begin(self, handovers: Sequence[Handover], drafts: torch.Tensor) -> None:
-        self._begun, lengths = [], [len(h.tokens) + len(drafts) for h in handovers]
+        self._begun, lengths = {}, [len(h.tokens) + len(drafts) for h in handovers]
         starts = [self.length(h.slot) for h in handovers]
         fits = all(start and start + n <= self.max_seq_len for start, n in zip(starts, lengths, strict=True))
         alike = len(set(lengths)) == 1 and len({h.layers for h in handovers}) == 1 and max(lengths) <= MAX_QUERIES
@@ -147,17 +148,24 @@ class ModelRunner(BaseRunner):
         scores = [Score(self, h.slot, [*h.tokens, *none], lengths[0], h.layers) for h in handovers]
         self.cache.extend([(h.slot, lengths[0]) for h in handovers])
         rows = self.graph_runner.begin(scores, starts, self.vocab_size, drafts)
+        begun = {h: self.cache.places(h.slot) for h in handovers}
         for h, start in zip(handovers, starts, strict=True):
             self.truncate(h.slot, start)
         if rows is not None:
             for h, start, row in zip(handovers, starts, rows, strict=True):
                 h.start, h.rows = start, row
-            self._begun = list(handovers)
+            self._begun = begun
 
     def _known(self, requests: Sequence[Score]) -> list[ScoreOutput | None]:
-        """The rows of those that were begun."""
-        begun, self._begun = self._begun, []
-        return [r.handover.rows_of(r, self.length(r.slot)) if r.handover in begun else None for r in requests]
+        """The rows of those that were begun, if their keys and values are still where they were written: pages that a
+        slot keeps beyond its length are given back where others ask for room."""
+        begun, self._begun = self._begun, {}
+        known = list[ScoreOutput | None]()
+        for r in requests:
+            h = r.handover
+            there = h in begun and self.cache.places(h.slot) == begun[h]
+            known.append(h.rows_of(r, self.length(r.slot)) if h and there else None)
+        return known
 
     @on_its_device
     @torch.inference_mode()
@@ -249,7 +257,7 @@ class ModelRunner(BaseRunner):
     @on_its_device
     @torch.inference_mode()
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
-        self._begun = []
+        self._begun = {}
         # A fused decode never asks the host, which logprobs and processors need after every token.
         plain = [r.logprobs is None and r.history is None for r in requests]
         if self.graph_decode is None or not any(plain):

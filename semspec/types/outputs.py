@@ -23,6 +23,7 @@ class ScoreOutput:
     logits: Tensor  # [keep, V]
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [Score.kept_states, d]
     cached: int = 0  # tokens of the request that a prefix cache had already
+    again: int = 0  # earlier tokens that were read once more
     best: np.ndarray[Any, Any] | None = None  # [2, keep, Score.best] the likeliest tokens' log-probabilities, and ids
 
     @staticmethod

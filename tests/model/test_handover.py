@@ -180,6 +180,19 @@ def test_a_slot_that_was_cut_is_computed_from_there(plain: list[ModelRunner]) ->
     same(target.score(scores), plain_rows(plain[0], rounds, [PROMPTS[0][:-3]], scores))
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_pages_that_were_given_back_meanwhile_are_written_again(plain: list[ModelRunner], count: int) -> None:
+    """Whoever asks for room that is not there makes slots give back what they keep beyond their lengths."""
+    prompts, target = PROMPTS[:count], twin(plain[0], page=4, tokens=200)
+    rounds = Rounds(target, twin(plain[1]), prompts)
+    scores = rounds.decode()
+    assert target.lacks_room([(None, 190)])
+    same(target.score(scores), plain_rows(plain[0], rounds, prompts, scores))
+    later = target.score([Score(target, slot, [7, 8], 2) for slot, _ in rounds.slots])
+    fed = [replace(s, tokens=[*s.tokens, 7, 8], logits_to_keep=2) for s in scores]
+    same(later, plain_rows(plain[0], rounds, prompts, fed))
+
+
 def test_a_target_elsewhere_is_left_alone(plain: list[ModelRunner]) -> None:
     """It may be in the middle of a pass."""
 

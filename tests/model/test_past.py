@@ -14,6 +14,7 @@ import semspec
 from semspec.model import Source
 from semspec.model.hf_runner import TransformersRunner
 from semspec.model.past import CHECKPOINTS, SPACING, bytes_of_past
+from semspec.model.wrapper import unwrap
 from semspec.types import Score
 from tests.checkpoints import SMALL, VOCAB, save
 from tests.model.test_hf_runner import RECURRENT, build, text
@@ -200,3 +201,30 @@ def test_one_token_after_another_reads_few_again(reads: list[int], model: PreTra
     for token in tokens[50:]:
         score(runner, slot, [token])
     assert min(reads) > 1 and max(reads[1:]) <= SPACING + 1 and reads[0] <= 50 + 1
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h"])
+def test_answers_to_one_prompt_read_it_once_and_figures_say_so(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **(LIMITED | RECURRENT)[kind])
+    folder = save(AutoModelForCausalLM.from_config(config, dtype=torch.float32), tmp_path)
+    pair = semspec.load(folder, device="cpu", slots=4, context=LENGTH)
+    prompt = "the quick brown fox jumps over the lazy dog " * 8
+    length, made = len(pair.tokenizer(prompt)["input_ids"]), list[int]()
+    unwrap(pair.target).model.register_forward_pre_hook(lambda module, args: made.append(args[0].numel()))
+
+    def reads(prompts: list[str], pair: semspec.Pair = pair) -> tuple[int, int]:
+        """How many tokens were read for them, and found, as the stats say."""
+        made.clear()
+        answers = pair.generate(prompts, verifier="none", max_new_tokens=1, ignore_eos=True)
+        return sum(made), sum(answer.stats.cached_tokens for answer in answers)
+
+    assert length > 100
+    for prompts in ([prompt], [prompt] * 4):
+        read, found = reads(prompts)
+        assert read <= length + 10 * (len(prompts) - 1) and found == length * len(prompts) - read
+    cached = pair.cached()
+    assert reads([prompt], cached)[0] == length
+    for other in (prompt, prompt + "one two three", prompt[: len(prompt) // 2] + "one two three"):
+        read, found = reads([other], cached)
+        assert read + found == len(pair.tokenizer(other)["input_ids"])
