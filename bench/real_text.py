@@ -28,6 +28,8 @@ from semspec.bench.summary import summarise
 from semspec.verify import make
 
 TEMPERATURES = (0.0, 0.7)
+# Spec-Bench has all of MT-Bench's prompts, too: one that came twice would count as two.
+TASKS = {"spec-bench": "spec-bench:category=single_turn,turns={}", "mt-bench": "mt-bench:turns={}"}
 ANY = ("exact", "fly", "topk", "typical", "margin", "threshold", "reflective", "regret", "mars", "csd",
        "random:rate=0.5", "accept-all")  # fmt: skip
 SAMPLED = ("sampling", "block", "ears")  # when greedy they are exact
@@ -51,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--draft")
     parser.add_argument("--drafter", default="auto", help="e.g. eagle:HEAD")
     parser.add_argument("--data", type=Path, required=True, help="folder with spec_bench and mt_bench")
-    parser.add_argument("--spec-bench", type=int, default=120, help="prompts of Spec-Bench")
+    parser.add_argument("--spec-bench", type=int, default=120, help="prompts of Spec-Bench, without MT-Bench's")
     parser.add_argument("--mt-bench", type=int, default=80, help="of MT-Bench")
     parser.add_argument("--turns", type=int, default=0, help="of a conversation; 0: all")
     parser.add_argument("--temperature", type=float, action="append", help="default: 0 and 0.7")
@@ -71,16 +73,16 @@ def main(arguments: list[str] | None = None) -> None:
         chosen = methods(temperature, args.draft is not None, args.drafter.startswith("eagle"), args.k)
         chosen = [m for m in chosen if args.method is None or make(m.split(":")[0]).name in args.method]
         folders = []
-        for task, problems in (("spec-bench", args.spec_bench), ("mt-bench", args.mt_bench)):
+        for name, problems in (("spec-bench", args.spec_bench), ("mt-bench", args.mt_bench)):
             if not problems:
                 continue
             config = Config(
-                f"{task}:turns={args.turns}", chosen, problems, args.target, args.draft, str(args.data),
+                TASKS[name].format(args.turns), chosen, problems, args.target, args.draft, str(args.data),
                 batch=args.batch, drafter=args.drafter, temperature=temperature, max_new_tokens=args.tokens,
                 device=args.device, dtype=args.dtype, context=args.context,
                 resamples=args.resamples, shared_prompts=True,
             )  # fmt: skip
-            folders.append(args.out / f"{task}-{temperature:g}")
+            folders.append(args.out / f"{name}-{temperature:g}")
             print(f"{folders[-1]}: {problems} prompts, {len(chosen)} methods", flush=True)
             Bench(config).run(folders[-1], lambda done, total: print(f"{done} of {total}", end="\r", flush=True))
         summaries.append(pooled(folders, args.encoder))
@@ -93,14 +95,16 @@ def main(arguments: list[str] | None = None) -> None:
 
 def pooled(folders: list[Path], encoder: str) -> dict[str, Any]:
     """The prompts of all these runs as those of one."""
-    runs, samples, extra, name = [], [], dict[str, Any](), ""
+    runs, samples, extra, name = [], list[dict[str, Any]](), dict[str, Any](), ""
     for folder in folders:
         run, own = load_run(folder)
+        batch = run["config"]["batch"]
+        before = -(-(1 + max((s["index"] for s in samples), default=-1)) // batch) * batch  # no batch is of two runs
         values, name = outside_measures(folder, run, own, encoder)
         for measure, found in values.items():
             extra[measure] = extra.get(measure, {}) | found
         runs.append(run)
-        samples += own
+        samples += [sample | {"index": before + sample["index"]} for sample in own]
     config = runs[0]["config"] | {
         "task": " and ".join(run["config"]["task"] for run in runs), "n": sum(run["config"]["n"] for run in runs)
     }  # fmt: skip

@@ -122,7 +122,7 @@ def next_steps(
     if not models and not heads:
         steps.append("A draft model: lookups find only what is in the text already. Give one with --draft.")
     if lossy is not None:
-        loss = "" if lossy.loss is None else f" for {lossy.loss.value:.0%} of the way to the drafter's text"
+        loss = "" if lossy.loss is None else f" for {lossy.loss.value:z.0%} of the way to the drafter's text"
         given = shlex.join([target, *(["--draft", draft] if draft else [])])
         steps.append(
             f"{described(lossy)}, {times(lossy.speedup)}{loss}. That is the likelihood of a text, not its truth. "

@@ -91,7 +91,7 @@ def _loss(p: Prediction) -> str:
     loops = f", {p.loops} loops" if p.loops else ""
     if p.loss is None:
         return f"not measurable{loops}"
-    return f"{p.loss.value:.0%} [{p.loss.low:.0%}, {p.loss.high:.0%}]{loops}"
+    return f"{p.loss.value:z.0%} [{p.loss.low:z.0%}, {p.loss.high:z.0%}]{loops}"
 
 
 def _speed(e: Estimate) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from math import ceil, log2
 from typing import Any
 
+from scipy.stats import norm
+
 from semspec.bench.folder import Sample
 from semspec.bench.pairs import Figures
 from semspec.bench.verdict import ALPHA, POINTS, problems_alike
@@ -100,10 +102,7 @@ def resolution_note(summary: Mapping[str, Any]) -> list[str]:
     tested = [arm for arm in summary["arms"].values() if arm.get("mcnemar_p_holm") is not None]
     chosen = summary.get("deciding_measure")
     if chosen is not None:
-        seen = [arm["measures"][chosen]["difference"] for arm in summary["arms"].values() if chosen in arm["measures"]]
-        halves = sorted((gap["high"] - gap["low"]) / 2 for gap in seen if gap["value"] and gap["high"] is not None)
-        least = f"By {chosen} a difference of about {halves[len(halves) // 2]:.2g} is the least that shows here"
-        return [f"{least}, less where an arm seldom differs."] if halves else []
+        return _resolution_of(chosen, summary["measures"][chosen], list(summary["arms"].values()))
     if not tested or summary.get("graded"):
         return []
     n, fewest = max(arm["scored_in_common"] for arm in tested), ceil(log2(2 * len(tested) / ALPHA))
@@ -114,6 +113,21 @@ def resolution_note(summary: Mapping[str, Any]) -> list[str]:
     if fewest > n:
         return [f"{n} answer{'s' if n > 1 else ''} cannot show any loss{more}."]
     return [f"Of {n} answers {fewest} lost and none gained ({100 * fewest / n:.1f} %) are the fewest that show{more}."]
+
+
+def _resolution_of(measure: str, about: Mapping[str, Any], arms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """By intervals, which are of one arm and so wider where a verdict is corrected for several."""
+    seen = [arm["measures"][measure] for arm in arms if measure in arm["measures"]]
+    gaps = [figures["difference"] for figures in seen]
+    halves = sorted((gap["high"] - gap["low"]) / 2 for gap in gaps if gap["value"] and gap["high"] is not None)
+    if not halves:
+        return []
+    tests = max(1, sum(figures.get("p_holm") is not None for figures in seen))
+    least = halves[len(halves) // 2] * norm.isf(ALPHA / 2 / tests) / norm.isf(ALPHA / 2)
+    said = f"By {measure} a difference of about {least:.2g} is the least that shows here"
+    wanted = problems_alike(about["may_change"], tests) if about["may_change"] else 0
+    more = f"; with fewer than {wanted} problems no lossy rule can be called equivalent"
+    return [f"{said}, less where an arm seldom differs{more if about['problems'] < wanted else ''}."]
 
 
 def _unchecked(name: str) -> str:

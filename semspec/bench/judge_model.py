@@ -40,19 +40,30 @@ BUSY = (429, 500, 502, 503, 504, 529)
 SCORES = {"A": 1.0, "B": 0.0, "TIE": 0.5}
 KEPT = ". What it has said is kept: the same command goes on from there"
 WORD = re.compile(r"\b(?:A|B)\b|\b[Tt]ie\b|\bTIE\b")
+OWN_LINE = re.compile(r"^[^\w\n]*(?:[Aa]nswer )?(A|B|[Tt]ie|TIE)[^\w:\n]*$", re.MULTILINE)
+DENIAL = re.compile(r"(?:\bnot|n't)\W*$")
+DENIED = re.compile(r"(?:\bnot|n't)\W+(?:\w+\W+){0,2}(?:A|B|[Tt]ie)\b")
 LAST_WORD = re.compile(r"(?:^|:|\b(?:is|it's|choose)|boxed\{)\W*(?:an? )?(a|b|tie)\W*$", re.IGNORECASE)
 
 
 def verdict_of(reply: str) -> float | None:
-    """What a reply says: the word that it is or ends with; else the only one that it has. None where it has several or
-    none, or was cut off while it thought. In "B is a better answer" the article is no verdict."""
+    """What a reply says: the word that it is or ends with; else the only one that has a line of its own, or that it has
+    at all. None where it has several or none, denies one, or was cut off while it thought. In "B is a better answer"
+    the article is no verdict."""
     text = reply.rsplit("</think>", 1)[-1].strip()
     if "<think>" in text:
         return None
-    if found := LAST_WORD.search(text.rsplit("\n", 1)[-1]):  # "The better answer is: **b**.", "I choose B"
+    last = text.rsplit("\n", 1)[-1]
+    found = LAST_WORD.search(last)
+    if found and not re.search(
+        r"(?:\bnot|n't)\W*$", last[: found.start()]
+    ):  # "The better answer is: **b**.", "I choose B"
         return SCORES[found[1].upper()]
+    lines = {word.upper() for word in OWN_LINE.findall(text)}
+    if len(lines) == 1:  # and reasons after it, in which the other is named
+        return SCORES[lines.pop()]
     words = {word.upper() for word in WORD.findall(text)}
-    return SCORES[words.pop()] if len(words) == 1 else None
+    return SCORES[words.pop()] if len(words) == 1 and not DENIED.search(text) else None
 
 
 @dataclass

@@ -76,9 +76,10 @@ def compare_measures(
         limit = margin.of_measure(gap.value if gap and (gap.low > 0 or gap.high < 0) else None)
         share = None if gap is None or limit is None else limit / gap.value
         margins = None if share is None else {problem: share * (o - t) for problem, (o, t) in unit.items()}
+        worst = max((abs(o - t) for o, t in unit.values()), default=0.0)
         for name, seen in by_arms.items():
             if seen:
-                found[name][measure] = _figures(seen, margins, gap.value if gap else None, usual)
+                found[name][measure] = _figures(seen, margins, gap.value if gap else None, usual, worst)
         if measure in (LIKELIHOOD, AT_REQUEST):
             for name in found:
                 if measure in found[name]:
@@ -93,7 +94,7 @@ def compare_measures(
             figures["as_own_samples"] = spreads and figures["verdict"] == "worse"
         about[measure] = _about(run, told, len(by_arms[target]), limit) | {"own_samples_lower": spreads}
         # The share of answers that may change within the margin, if each loses as much as the draft's worst.
-        about[measure]["may_change"] = limit / max(abs(o - t) for o, t in unit.values()) if limit else None
+        about[measure]["may_change"] = limit / worst if limit else None
         for figures in told.values():
             blind = figures["verdict"] == "equivalent" and about[measure]["separates_random"] is False
             if figures["as_own_samples"] or blind:
@@ -105,9 +106,10 @@ def compare_measures(
 
 def _figures(
     sides: Mapping[str, tuple[float, float]], margins: Mapping[str, float] | None, distance: float | None,
-    usual: float | None,
+    usual: float | None, worst: float,
 ) -> Figures:  # fmt: skip
-    """Of one arm, by problem. `margins`: the share of the draft's own differences that may be lost, by problem."""
+    """Of one arm, by problem. `margins`: the share of the draft's own differences that may be lost, by problem;
+    `worst`: the largest of its differences."""
     ours, theirs = two_lists(sides.values())
     found = difference(ours, theirs, bounded=False, usual=usual)
     assert found is not None
@@ -118,9 +120,9 @@ def _figures(
         "difference": plain(found),
         "of_distance": found.value / distance if distance else None,  # 0: as the target, 1: as the draft alone
         "p": paired_p(ours, theirs),
-        "equivalence_p": equivalence_p(*two_lists(sides[p] for p in common), [margins[p] for p in common], usual)
-        if margins is not None
-        else None,
+        "equivalence_p": None
+        if margins is None
+        else equivalence_p(*two_lists(sides[p] for p in common), [margins[p] for p in common], usual, worst),
     }
 
 

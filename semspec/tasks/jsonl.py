@@ -52,7 +52,8 @@ class JsonLines(FileTask):
         """Each problem once, however often a file has it: copies would count as so many proofs of the same thing."""
         found: dict[str, Problem] = {}
         for problem in self._rows():
-            found.setdefault(repr((problem.prompt, problem.turns, problem.answer)), problem)
+            asked = problem.answer if self.match else None  # where nothing is scored, an answer makes no other problem
+            found.setdefault(repr((problem.prompt, problem.turns, asked)), problem)
         return list(found.values())
 
     def problems(self, n: int | None, seed: int) -> list[Problem]:

@@ -10,6 +10,7 @@ from semspec.tasks.chat import ChatTask
 
 SINGLE_TURN = ("translation", "summarization", "qa", "math_reasoning", "rag")
 CATEGORIES = ("mt_bench", *SINGLE_TURN)
+WITHOUT_MT = "single_turn"
 EIGHTHS = range(2, 9)  # lengths of long prompts, in turns
 
 
@@ -21,7 +22,11 @@ class SpecBench(ChatTask):
     filename = "spec_bench/question.jsonl"
 
     category: str = field(
-        default="", metadata={"label": "category of prompts; empty: all", "choices": ("", *CATEGORIES)}
+        default="",
+        metadata={
+            "label": f"category of prompts; {WITHOUT_MT}: all but mt_bench's; empty: all",
+            "choices": ("", *CATEGORIES, WITHOUT_MT),
+        },
     )
     long: int = field(default=0, metadata={"label": "characters of prompts made by joining articles; 0: off", "min": 0})
 
@@ -31,7 +36,8 @@ class SpecBench(ChatTask):
 
     def load(self) -> list[Problem]:
         wanted = self.category or ("summarization" if self.long else "")
-        problems = [problem for problem in super().load() if wanted in ("", problem.group)]
+        groups = {"": CATEGORIES, WITHOUT_MT: SINGLE_TURN}.get(wanted, (wanted,))
+        problems = [problem for problem in super().load() if problem.group in groups]
         return self._joined(problems) if self.long else problems
 
     def _joined(self, problems: list[Problem]) -> list[Problem]:

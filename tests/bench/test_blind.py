@@ -221,5 +221,19 @@ def test_a_table_says_what_damage_it_could_not_have_shown() -> None:
         said = " ".join(notes(summary))
         assert summary["arms"]["fly"]["quality"] == found, lost
         assert "Of 240 answers 6 lost and none gained (2.5 %) are the fewest that show; with fewer than 299" in said
-    run, samples = made_up(**{"fly": same, "random:rate=0.5": swapped(5)})
-    assert any(note.startswith("By number a difference of about 0.") for note in notes(summarise(run, samples)))
+
+
+def test_a_table_without_right_answers_says_what_it_could_not_have_shown() -> None:
+    """One digit swapped in 2 % of the answers is neither found nor called equivalent, and the note says why: intervals
+    are of one arm, and seven are tested."""
+    digit = lambda i: f"Counted: {10 * i + 3 * (i % 50 == 25)} apples."  # noqa: E731
+    arms = {"fly": same, "random:rate=0.5": swapped(5), "typical": digit, **{f"topk:k={k}": same for k in (1, 2, 3)}}
+    run, samples = made_up(**arms)
+    summary = summarise(run, samples)
+    damaged = summary["arms"]["typical"]
+    assert summary["deciding_measure"] == "number" and damaged["quality"] == "unclear"
+    (note,) = (note for note in notes(summary) if note.startswith("By number a difference of about 0."))
+    least = float(note.split()[6])
+    assert least > 0.02 and note.endswith("with fewer than 102 problems no lossy rule can be called equivalent.")
+    gap = summary["arms"]["random:rate=0.5"]["measures"]["number"]["difference"]
+    assert least > 1.3 * (gap["high"] - gap["low"]) / 2, "one of seven"

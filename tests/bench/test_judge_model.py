@@ -156,6 +156,10 @@ def test_what_a_reply_says(reply: str, score: float | None) -> None:
     [
         ("A tie.", 0.5), ("It's a tie", 0.5), ("Answer A is worse.\nI choose B.", 0.0),
         ("A is good. B is bad.\n\\boxed{A}", 1.0), ("B is a better answer", 0.0), ("A or B", None),
+        ("A\n\nBecause B is wrong.", 1.0), ("**B**.\nAnswer A is wrong.", 0.0),
+        ("Answer A\nGood.\nAnswer B\nBad.", None),
+        ("The better answer is not B.", None), ("I would not choose B", None), ("It does not matter; I choose B", 0.0),
+        ("B. It is not close", 0.0), ("It is not close: A", 1.0), ("A does not add up. The better is B", 0.0),
     ],
 )  # fmt: skip
 def test_plain_words_are_read(reply: str, value: float | None) -> None:

@@ -64,8 +64,21 @@ def spoilt(rng: np.random.Generator, n: int) -> np.ndarray:
 def test_a_few_answers_spoilt_badly_are_seldom_called_equivalent(n: int) -> None:
     """By Student's t, in 14 % of runs with 50 problems and in 8 % with 200."""
     rng = np.random.default_rng(n)
-    found = [equivalence_p(spoilt(rng, n).tolist(), [0.0] * n, 0.03) for _ in range(2000)]
+    found = [equivalence_p(spoilt(rng, n).tolist(), [0.0] * n, 0.03, worst=0.45) for _ in range(2000)]
     assert np.mean([p is not None and p < 0.05 for p in found]) <= 0.05 + ROOM
+
+
+@pytest.mark.parametrize("n", [8, 20, 50, 100, 200])
+def test_answers_of_which_no_spoilt_one_was_drawn_are_no_equivalence(n: int) -> None:
+    """Nearly the target's, but one answer in fifty lost altogether: by their skewness alone, in half of the runs with 8
+    or 20 problems, in a third with 50 and in 13 % with 100."""
+    rng, wrong = np.random.default_rng(n), 0
+    for _ in range(1000):
+        gaps = rng.normal(0, 0.01, n) - (rng.random(n) < 0.02)
+        wrong += equivalence_p(gaps.tolist(), [0.0] * n, 0.02) < 0.05
+    assert wrong <= 1000 * (0.05 + 3 * sqrt(0.05 * 0.95 / 1000))
+    few = equivalence_p([0.001, -0.001] * 200, [0.0] * 400, 0.02)
+    assert few < 0.01, "with more of them one would have been drawn"
 
 
 def test_what_is_uncertain_about_a_margin_is_a_part_of_the_test() -> None:
@@ -75,8 +88,8 @@ def test_what_is_uncertain_about_a_margin_is_a_part_of_the_test() -> None:
         draft = -0.1 + rng.normal(0, 0.5, 100)  # two standard errors below
         ours = -0.015 + rng.normal(0, 0.01, 100)
         if draft.mean() < -1.98 * draft.std() / 10:  # else there is no margin
-            wrong += equivalence_p(ours, [0.0] * 100, (-0.15 * draft).tolist()) < 0.05
-            careless += equivalence_p(ours, [0.0] * 100, -0.15 * draft.mean()) < 0.05
+            wrong += equivalence_p(ours, [0.0] * 100, (-0.15 * draft).tolist(), worst=0.1) < 0.05
+            careless += equivalence_p(ours, [0.0] * 100, -0.15 * draft.mean(), worst=0.1) < 0.05
     assert wrong <= 0.05 * 1000 + 3 * sqrt(47.5) and careless > 300
 
 

@@ -332,6 +332,7 @@ def test_spec_bench(write: Write) -> None:
     assert (second.group, second.turns) == ("rag", ())
     assert make("spec-bench:category=rag", data).problems(None, 0) == [second]
     assert make("spec-bench:category=mt-bench", data).problems(None, 0) == [first]
+    assert make("spec-bench:category=single-turn", data).problems(None, 0) == [second]
     with pytest.raises(BadRequest, match="nothing can be scored"):
         make("spec-bench", data).score(first, "text")
 
@@ -393,6 +394,7 @@ def test_a_prompt_that_a_file_repeats_counts_once(tmp_path: Path) -> None:
     own = tmp_path / "own.jsonl"
     own.write_text('{"question": "Why?", "answer": "a"}\n{"question": "Why?", "answer": "b"}\n')
     assert len(make(f"jsonl:path={own},match=exact").problems(None, 0)) == 2, "with other answers they are others"
+    assert len(make(f"jsonl:path={own}").problems(None, 0)) == 1, "but where answers are not compared"
 
 
 @pytest.mark.parametrize("name", ["own.txt", "own.jsonl", "own.json", "own.csv"])
