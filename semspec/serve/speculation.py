@@ -32,7 +32,8 @@ def apply(given: SpeculationBase | None, settings: Settings) -> Options:
         rule = _with_paths_of(rule, default)
     rule = _adjusted(rule, given.model_extra or {})
     _check(rule, settings)
-    _check_length(changes.get("num_draft_tokens"), settings)
+    for name in ("num_draft_tokens", "max_draft_tokens"):
+        _check_length(name, changes.get(name), settings)
     options = _replaced(options, verifier=rule, **changes)
     if options.drafter != settings.defaults.drafter:
         _check_drafter(options.drafter_kind, settings)
@@ -53,7 +54,7 @@ def _replaced(options: Options, **changes: Any) -> Options:
 
 def check_defaults(settings: Settings) -> None:
     """Refuse, at the start, defaults that are beyond the server's own limits."""
-    _check_length(settings.defaults.num_draft_tokens, settings)
+    _check_length("num_draft_tokens", settings.defaults.num_draft_tokens, settings)
 
 
 def _capped(options: Options, settings: Settings) -> Options:
@@ -133,10 +134,10 @@ def _check_nested(rule: StepRule, settings: Settings) -> None:
     _check(nested, settings)
 
 
-def _check_length(length: int | str | None, settings: Settings) -> None:
+def _check_length(name: str, length: int | str | None, settings: Settings) -> None:
     limit = settings.limits.draft_tokens
     if isinstance(length, int) and length > limit:
-        raise BadRequest(f"num_draft_tokens is {length}; this server allows at most {limit}")
+        raise BadRequest(f"{name} is {length}; this server allows at most {limit}")
 
 
 def _adjusted(rule: Rule, own: dict[str, Any]) -> Rule:

@@ -119,6 +119,9 @@ def test_lengths_that_nobody_asked_for_give_way():
     assert asked(Settings(), num_draft_tokens="auto").num_draft_tokens == "auto"
     for auto in ("auto", "auto-repeatable"):
         assert asked(num_draft_tokens=auto).max_draft_tokens == 8, "an automatic length stays within the limit"
+        assert asked(num_draft_tokens=auto, max_draft_tokens=3).max_draft_tokens == 3, "or within what is asked for"
+    with pytest.raises(BadRequest, match="max_draft_tokens is 9; this server allows at most 8"):
+        asked(num_draft_tokens="auto", max_draft_tokens=9)
     with pytest.raises(BadRequest, match="at most 8"):
         make_app(Engine(lambda: None), Metrics(), dataclasses.replace(LOOSE, defaults=Options(num_draft_tokens=9)))  # type: ignore[arg-type,return-value]
 

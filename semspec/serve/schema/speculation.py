@@ -12,6 +12,7 @@ from semspec.serve.schema.base import Lenient
 SHARED = (
     "drafter",
     "num_draft_tokens",
+    "max_draft_tokens",
     "draft_min_p",
     "draft_max_entropy",
     "relax_span",
