@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import re
 import sys
 import warnings
@@ -116,6 +117,8 @@ def warn_in_words() -> None:
 def run() -> None:
     """The `semspec` command: errors become one readable line and an exit code."""
     warn_in_words()
+    # Its tables of tensors and advice on each of its kernels are long; what counts is said in our own words.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if isinstance(sys.stdin, io.TextIOWrapper):  # invalid bytes are refused by whoever reads them, by name
         sys.stdin.reconfigure(errors="surrogateescape")
     try:

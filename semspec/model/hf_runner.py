@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
+import logging
+import re
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from semspec.model.quantisation import Quantisation
 from semspec.model.weights import Checkpoint
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
+log = logging.getLogger(__name__)
 PROBE = [1, 2, 3, 4, 5, 6, 7]
 MAX_JOINED = 64  # tokens of each text in a pass over several; a prompt has enough for a pass of its own
 END = 8  # tokens of a prompt that are read after a checkpoint: others may have all but these in common with it
@@ -103,6 +106,7 @@ class TransformersRunner(BaseRunner):
         if found["missing_keys"]:  # transformers initialises at random what is missing
             missing = sorted(found["missing_keys"])
             raise ModelError(f"{path}: the checkpoint lacks {len(missing)} tensors of its config, such as {missing[0]}")
+        _tell_unread(path, model, found["unexpected_keys"])
         model.config.name_or_path = str(path)  # where further parts may be
         return TransformersRunner(model.to(device), slots, capacity, vocab)
 
@@ -300,6 +304,19 @@ def _dequantised(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[
     with Checkpoint(path) as checkpoint:
         tensors = dequantised(checkpoint, dtype)
         return model.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True)
+
+
+def _tell_unread(path: Path, model: PreTrainedModel, names: Iterable[str]) -> None:
+    """Nothing says that a checkpoint is its config's but that all of it is read. Layers behind the last are another
+    matter: they draft, see heads/mtp.py."""
+    depth = model.config.get_text_config(decoder=True).num_hidden_layers
+    behind = re.compile(r"\blayers\.(\d+)\.")
+    unread = sorted(n for n in names if (at := behind.search(n)) is None or int(at[1]) < depth)
+    if unread:
+        log.warning(
+            "%s: %d tensors are not read, such as %s; if answers make no sense, the config is another model's",
+            path, len(unread), unread[0],
+        )  # fmt: skip
 
 
 def _ends_prompt(r: Score, past: Past) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import semspec
@@ -196,3 +197,16 @@ def test_a_model_that_does_not_forget_is_found_out(monkeypatch: pytest.MonkeyPat
 def test_int8_is_refused(case: tuple[PreTrainedModel, Path]) -> None:
     with pytest.raises(ModelError, match="dtype int8 is for the model types semspec runs itself"):
         Source.find(case[1]).load("cpu", "int8", 1, 64)
+
+
+def test_tensors_that_nobody_reads_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A config of another model may fit what it reads, and answers are noise. Layers behind the last only draft."""
+    folder = save(build("gpt_neox"), tmp_path)
+    file = folder / "model.safetensors"
+    stored = load_file(file)
+    save_file(stored | {"gpt_neox.layers.3.mtp.weight": torch.zeros(2)}, file, {"format": "pt"})
+    load(folder)
+    assert not [record for record in caplog.records if record.name.startswith("semspec")]
+    save_file(stored | {"gpt_neox.layers.2.attention.extra.weight": torch.zeros(2)}, file, {"format": "pt"})
+    load(folder)
+    assert "1 tensors are not read, such as gpt_neox.layers.2.attention.extra.weight" in caplog.text

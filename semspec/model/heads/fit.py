@@ -72,8 +72,9 @@ class Fitted:
         """Its runner; a head that agrees with less than `threshold` is refused."""
         if self.best.agreement < threshold:
             raise ModelError(
-                f"{self.name}: the head does not fit this target. Its first guess is the target's at {self.best}; "
-                f"{self.others}. At least {threshold:.0%} are wanted: take a head that was trained for this very model"
+                f"{self.name}: the head does not fit this target. Its first guess is the target's at {self.best}"
+                f"{self.others and '; '}{self.others}. At least {threshold:.0%} are wanted: take a head that was "
+                "trained for this very model"
             )
         return self.runner
 
