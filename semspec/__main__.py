@@ -1,3 +1,16 @@
-from semspec.cli.main import run
+"""`python -m semspec` and the `semspec` command."""
 
-run()
+import sys
+
+
+def run() -> None:
+    try:  # reading the commands takes long enough to be interrupted
+        from semspec.cli.main import run as command
+
+        command()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    run()

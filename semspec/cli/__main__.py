@@ -1,6 +1,6 @@
 """`python -m semspec.cli` is `semspec`, too."""
 
-from semspec.cli.main import run
+from semspec.__main__ import run
 
 if __name__ == "__main__":
     run()

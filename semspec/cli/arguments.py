@@ -315,7 +315,7 @@ def _biases(given: Iterable[str]) -> dict[str, float]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeError) as error:
         raise BadRequest(f"{path} cannot be read: {error}") from None
 
@@ -333,4 +333,4 @@ def valid_text(text: str, source: str) -> str:
         raise BadRequest(
             f"{source} is not valid UTF-8 (at character {error.start + 1}); convert it to UTF-8, e.g. with iconv"
         ) from None
-    return text
+    return text.removeprefix("\ufeff")  # with which some editors begin a file: no part of the text

@@ -6,9 +6,13 @@ import errno
 import io
 import os
 import re
+import signal
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -121,10 +125,12 @@ def run() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if isinstance(sys.stdin, io.TextIOWrapper):  # invalid bytes are refused by whoever reads them, by name
         sys.stdin.reconfigure(errors="surrogateescape")
+    interrupts: list[int] = []
     try:
-        command = typer.main.get_command(app)
-        settings.name_variables(command, ())  # so early for the sake of `semspec --help`
-        command()
+        with noting_interrupts(interrupts):
+            command = typer.main.get_command(app)
+            settings.name_variables(command, ())  # so early for the sake of `semspec --help`
+            command()
     except SemspecError as error:
         Console(stderr=True, soft_wrap=True).print(Text(f"semspec: {error}", style="red"))
         sys.exit(error.exit_code)
@@ -138,3 +144,26 @@ def run() -> None:
         sys.exit(2)
     except KeyboardInterrupt:  # whoever was interrupted has said what is kept
         sys.exit(130)
+    except Exception:
+        if not interrupts:
+            raise
+        sys.exit(130)
+
+
+@contextmanager
+def noting_interrupts(interrupts: list[int]) -> Iterator[None]:
+    """Whether there was an interrupt: some libraries, interrupted while they are imported, say that they are not there.
+    Commands that go on after one have handlers of their own."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or somebody else's
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -63,7 +63,7 @@ def default_path() -> Path:
 
 def read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise BadRequest(f"the config file {path} cannot be read: {error}") from error
 

@@ -20,6 +20,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, quants
 
 from semspec.errors import ModelError
 
+LFS = b"version https://git-lfs"  # with which its pointers begin
 VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4
 PIECE = 1 << 18  # numbers dequantised at a time: what is computed on the way fits into a core's cache
@@ -51,6 +52,16 @@ class Entry:
     size: int  # in bytes
 
 
+def refuse_placeholder(path: Path) -> None:
+    """What is there where a file of weights has not been fetched. Others are what they are; OSError if unreadable."""
+    with path.open("rb") as file:
+        begins = file.read(len(LFS))
+    if not begins:
+        raise ModelError(f"{path} is empty, as after a download that failed; fetch it again")
+    if begins == LFS:
+        raise ModelError(f"{path} is a pointer of Git LFS, not the file itself; git lfs pull in its folder fetches it")
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     path: Path
@@ -61,8 +72,9 @@ class Header:
     def read(path: Path) -> Header:
         try:
             state = path.stat()
+            refuse_placeholder(path)
             return _read(path, state.st_mtime_ns, state.st_size)
-        except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+        except (OSError, ValueError) as error:  # ValueError: it has become empty and cannot be mapped
             raise ModelError(f"{path} cannot be opened: {error}") from error
 
     def values(self, entry: Entry, rows: slice = slice(None)) -> np.ndarray:

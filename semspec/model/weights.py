@@ -21,7 +21,7 @@ from semspec.errors import ModelError, cause, did_you_mean
 from semspec.model import int4
 from semspec.model.gguf_blocks import keeps_blocks
 from semspec.model.gguf_checkpoint import GgufCheckpoint
-from semspec.model.gguf_header import Header
+from semspec.model.gguf_header import Header, refuse_placeholder
 from semspec.model.placement import Weights
 from semspec.model.quantisation import Quantisation, Scheme
 from semspec.model.quantised import QuantisedLinear
@@ -53,9 +53,13 @@ def locate(model: str | Path) -> Path:
         if len(files) == 1 and not (path / "config.json").is_file():
             return files[0]
         if not (path / "config.json").is_file():
-            raise ModelError(f"{path} is a folder without a config.json; give the folder of a Hugging Face checkpoint")
+            several = f"with {len(files)} .gguf files; give one of them, such as {files[0]}" if files else ""
+            what = several or "without a config.json; give the folder of a Hugging Face checkpoint"
+            raise ModelError(f"{path} is a folder {what}")
         return path
     name = str(model)
+    if path.is_file() and (path.parent / "config.json").is_file():
+        raise ModelError(f"{name} is one file of a checkpoint; give the folder it is in: {path.parent}")
     if path.exists() or not HUB_ID.fullmatch(name):
         raise ModelError(
             f"{name} is no folder and no .gguf file; "
@@ -111,6 +115,7 @@ class Checkpoint:
         self._files = {}
         for file in _shards(folder):
             try:
+                refuse_placeholder(folder / file)
                 handle = self._stack.enter_context(safe_open(folder / file, framework="pt"))
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{folder / file} is missing, damaged or cut short: {error}") from error
@@ -249,5 +254,8 @@ def _shards(folder: Path) -> list[str]:
     if (folder / "model.safetensors").is_file():
         return ["model.safetensors"]
     pickled = [p.name for p in folder.glob("*.bin")]
-    hint = f" ({pickled[0]} is a pickle, which semspec does not open: convert it)" if pickled else ""
+    convert = (
+        "convert it where you trust it, with transformers' from_pretrained(FOLDER) and save_pretrained(NEW_FOLDER)"
+    )
+    hint = f"; {pickled[0]} is a pickle, which semspec does not open: {convert}" if pickled else ""
     raise ModelError(f"{folder} has no model.safetensors{hint}")

@@ -19,7 +19,7 @@ from semspec.serve.auth import Keys, KeyStore
 from semspec.serve.completions import Service
 from semspec.serve.engine import Engine
 from semspec.serve.forwarded import ForwardedClient
-from semspec.serve.hosts import HostCheck
+from semspec.serve.hosts import HostCheck, UntypedBodies
 from semspec.serve.limits import BodyLimit, Settings
 from semspec.serve.logs import Journal
 from semspec.serve.metrics import Metrics
@@ -59,6 +59,7 @@ def make_app(engine: Engine, metrics: Metrics, settings: Settings) -> FastAPI:
     information_routes.add(app, service, metrics)
     _page(app)
     # The last added is the first to see a request.
+    app.add_middleware(UntypedBodies)
     app.add_middleware(BodyLimit, max_bytes=settings.limits.body_bytes, seconds=settings.limits.body_seconds)
     if settings.keys or settings.key_file is not None:
         app.state.keys = KeyStore(settings.keys, settings.key_file)

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from semspec.errors import BadRequest
 from semspec.serve.http_errors import HttpError
 
+BROWSERS = frozenset({b"origin", b"referer", b"sec-fetch-site"})  # headers that tell one
 AUTHORITY = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::([0-9]{1,5}))?")
 
 
@@ -79,6 +80,22 @@ class HostCheck:
         if b"origin" in headers and not {origin, "*"} & self.origins and not same_site(origin, host):
             return HttpError(403, "pages of this origin may not use this server; start it with --cors", "bad_origin")
         return None
+
+
+class UntypedBodies:
+    """Ollama's clients and the commands of its manual do not say that a body is JSON: for its paths it is taken for it.
+    A page could send such a body without asking first (HostCheck knows it by its origin), so what comes from a browser
+    has to say it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/api/"):
+            others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+            if not {name for name, _ in others} & BROWSERS:
+                scope = {**scope, "headers": [*others, (b"content-type", b"application/json")]}
+        await self.app(scope, receive, send)
 
 
 def same_site(origin: str, host: tuple[str, int | None]) -> bool:

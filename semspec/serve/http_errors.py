@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from semspec.errors import BadRequest, RemoteError, SemspecError
+from semspec.errors import BadRequest, RemoteError, SemspecError, did_you_mean
 from semspec.serve.schema.speculation import Speculation
 
 KINDS = {
@@ -52,7 +52,7 @@ MESSAGES = {  # where pydantic's own message would describe the validator rather
     "union_tag_invalid": "is of a type that is not known here",
     "union_tag_not_found": "has no type that is known here",
 }
-NO_PATH = "there is nothing at this path; GET /openapi.json lists what there is"
+UNREADABLE = "the body cannot be read as JSON; send UTF-8, nested less deeply and with shorter numbers"
 NO_EMBEDDINGS = "this server's model writes text and makes no embeddings; ask a server of an embedding model"
 NOT_MANAGED = "this server has the one model that it was started with; start another to have another"
 MISSING = dict.fromkeys(("/api/embed", "/api/embeddings", "/v1/embeddings"), NO_EMBEDDINGS) | dict.fromkeys(
@@ -144,6 +144,13 @@ def explain(error: RequestValidationError) -> str:
     return f"{where} {SUBJECT.sub('has to', first['msg'])}"
 
 
+def no_path(path: str, app: FastAPI) -> str:
+    """For a path that is not there; most of them lack /v1 or have it twice."""
+    known = (getattr(route, "path", "") for route in app.routes)
+    near = did_you_mean(path[:MAX_LOCATION], (p for p in known if "{" not in p))
+    return f"there is nothing at this path; {near or 'GET /openapi.json lists what there is'}"
+
+
 def install(app: FastAPI) -> None:
     @app.exception_handler(HttpError)
     async def _(request: Request, error: HttpError) -> JSONResponse:
@@ -160,7 +167,9 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _(request: Request, error: HTTPException) -> JSONResponse:
         path = request.url.path
-        detail = MISSING.get(path, NO_PATH) if error.status_code == 404 else str(error.detail)
+        detail = MISSING.get(path) or no_path(path, app) if error.status_code == 404 else str(error.detail)
+        if error.status_code == 400:  # FastAPI's, where a body breaks in other ways than in its syntax
+            detail = UNREADABLE
         if error.status_code == 405:
             detail = f"{request.method} is not what this path is for; GET /openapi.json tells what is"
         response = HttpError(error.status_code, detail).response_at(path)

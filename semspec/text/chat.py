@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jinja2 import Environment, TemplateError
+from jinja2 import Environment, TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from semspec.errors import BadRequest, SemspecError
@@ -89,6 +89,11 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Messages, form: Ch
     except Exception as error:
         if type(error) is TemplateError:  # the template's own words
             raise BadRequest(f"the model's chat template refuses these messages: {error}") from error
+        if isinstance(error, TemplateSyntaxError):  # whatever is sent
+            raise BadRequest(
+                f"the model's chat template is broken, line {error.lineno}: {error.message} Repair it in the model's "
+                "files, or send texts in place of messages (generate --raw, /v1/completions)"
+            ) from error
         raise BadRequest("the model's chat template fails on these messages, tools or variables") from error
     return tokens if isinstance(tokens, list) else list(tokens)
 

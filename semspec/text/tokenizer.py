@@ -14,6 +14,7 @@ from semspec.text.chat import PLAIN, ChatFormat, Messages, encode_chat, whole_ch
 
 Prompt = str | Messages
 THINKING = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"))
+TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"
 CLOSING = re.compile(r"</\w*(?:think|thought|reason)\w*>|\[/\w*(?:think|thought|reason)\w*\]", re.IGNORECASE)
 
 
@@ -22,10 +23,17 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     try:
         if path.suffix == ".gguf":
             return read_tokenizer(path)
-        return AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer.deprecation_warnings[TOO_LONG] = True  # as if told already: we say it ourselves, with the real limit
+        return tokenizer
     except SemspecError:
         raise
     except Exception as error:  # transformers raises many kinds here
+        if not any(any(path.glob(pattern)) for pattern in ("tokenizer*", "vocab*", "*.model", "*.tiktoken")):
+            raise ModelError(
+                f"{path} has weights but no tokenizer; copy tokenizer.json and tokenizer_config.json from where the "
+                "model came from"
+            ) from error
         raise ModelError(f"{path}: the tokenizer cannot be loaded: {error}") from error
 
 

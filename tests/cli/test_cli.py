@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,9 @@ def test_a_prompt_is_an_argument_a_file_or_standard_input(semspec, target_folder
     told = semspec("generate", target_folder, "the quick", *common).stdout
     assert told == semspec("generate", target_folder, *common, stdin="the quick\n").stdout
     assert told == semspec("generate", target_folder, "--file", tmp_path / "prompt.txt", *common).stdout
+    (tmp_path / "windows.txt").write_bytes(b"\xef\xbb\xbfthe quick\r\n")
+    assert told == semspec("generate", target_folder, "--file", tmp_path / "windows.txt", *common).stdout
+    assert told == semspec("generate", target_folder, *common, stdin="\ufeffthe quick\n").stdout
     both = semspec("generate", target_folder, "the quick", "--file", tmp_path / "prompt.txt")
     assert both.returncode == 2 and "there is a prompt and a --file; give one of them" in both.stderr
     none = semspec("generate", target_folder, "--file", tmp_path / "nothing.txt")
@@ -229,6 +233,30 @@ def test_help_and_version_do_not_wait_for_torch():
     show += "try: cli.run()\nfinally: assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "generate" in done.stdout, done.stderr
+
+
+def test_an_interrupt_while_libraries_are_imported_is_no_crash(semspec, monkeypatch: pytest.MonkeyPatch):
+    def imported(*_: object, **__: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt as error:  # as transformers does
+            raise ModuleNotFoundError("Could not import module 'PreTrainedModel'") from error
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("semspec.pair.loading.load", imported)
+    done = semspec("generate", "pocket", "hello")
+    assert done.returncode == 130 and done.stderr == "" and signal.getsignal(signal.SIGINT) is before
+    monkeypatch.setattr("semspec.pair.loading.load", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # a crash is one where nobody interrupted
+        semspec("generate", "pocket", "hello")
+
+
+@pytest.mark.parametrize("module", ["semspec", "semspec.cli"])
+def test_an_interrupt_while_commands_are_imported_is_no_crash(module: str):
+    slow = "class Slow:\n  def find_spec(self, name, *_):\n    if name == 'semspec.cli.main': raise KeyboardInterrupt\n"
+    slow += f"import runpy, sys; sys.meta_path.insert(0, Slow()); runpy.run_module({module!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", slow], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize("module", ["semspec", "semspec.cli"])

@@ -74,6 +74,8 @@ def test_values_are_read_as_on_the_command_line(tmp_path: Path):
     assert json.loads(done.stdout) == ["t", "8", ["a b", "c"], False, 7]
     done = run(tmp_path, 'tag = "a b"', "show", "u", variables={"SEMSPEC_NUMBER": "3", "SEMSPEC_ALLOW_LOSSY": "0"})
     assert json.loads(done.stdout) == ["u", "default", ["a b"], False, 3]
+    done = run(tmp_path, '\ufefftarget = "t"', "show")
+    assert json.loads(done.stdout)[0] == "t", "as editors of another system save it"
     nested = run(tmp_path, "width = 1\n[group]\nwidth = 2\n[group.under]\nwidth = 3", "group", "under")
     assert json.loads(nested.stdout) == ["2", "3"]
 

@@ -255,8 +255,8 @@ def tensor(shape: tuple[int, ...], kind: int = 0, offset: int = 0) -> bytes:
 
 FIELD = text("k")
 HOSTILE = {
-    "empty": (b"", "cannot be opened"),
-    "text": (b"version https://git-lfs.github.com/spec/v1\n", "does not begin with GGUF"),
+    "empty": (b"", "is empty, as after a download that failed"),
+    "text": (b"not at all\n", "does not begin with GGUF"),
     "only the signature": (b"GGUF", "the version needs 4 bytes at 4, but the file ends at 4"),
     "version 1": (head(version=1), "its version is 1"),
     "big-endian": (b"GGUF" + number(">I", 3) + bytes(16), "its version is 50331648"),

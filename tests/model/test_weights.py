@@ -106,14 +106,25 @@ def test_a_file_cut_short_is_named(folder: Path) -> None:
 
 
 def test_a_file_that_is_no_safetensors_is_named(folder: Path) -> None:
-    (folder / WEIGHTS).write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    (folder / WEIGHTS).write_bytes(b"not at all")
     assert f"{folder / WEIGHTS} is missing, damaged or cut short" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "model.gguf"])
+def test_a_file_that_was_not_fetched_is_told_from_a_damaged_one(folder: Path, name: str) -> None:
+    file = folder / name
+    file.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 98362432\n")
+    assert "is a pointer of Git LFS, not the file itself; git lfs pull" in refusal(file if name != WEIGHTS else folder)
+    file.write_bytes(b"")
+    assert refusal(file if name != WEIGHTS else folder) == (
+        f"{file} is empty, as after a download that failed; fetch it again"
+    )
 
 
 def test_a_pickle_is_never_opened(folder: Path) -> None:
     (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
-    assert refusal(folder) == (
-        f"{folder} has no model.safetensors (pytorch_model.bin is a pickle, which semspec does not open: convert it)"
+    assert refusal(folder).startswith(
+        f"{folder} has no model.safetensors; pytorch_model.bin is a pickle, which semspec does not open: convert it"
     )
 
 
@@ -127,10 +138,16 @@ def test_a_folder_without_a_config_is_refused(folder: Path) -> None:
     assert refusal(folder) == (
         f"{folder} is a folder without a config.json; give the folder of a Hugging Face checkpoint"
     )
+    for name in ("b.Q4_0.gguf", "a.Q8_0.gguf"):
+        (folder / name).touch()
+    assert refusal(folder) == f"{folder} is a folder with 2 .gguf files; give one of them, such as {folder}/a.Q8_0.gguf"
 
 
 def test_a_path_that_is_no_folder_is_refused(folder: Path) -> None:
-    for path in (folder / "nowhere", folder / "config.json", "./nowhere", "../nowhere/at/all", "a/b/c", "my model"):
+    for name in ("config.json", WEIGHTS):
+        told = f"{folder / name} is one file of a checkpoint; give the folder it is in: {folder}"
+        assert refusal(folder / name) == told
+    for path in (folder / "nowhere", "./nowhere", "../nowhere/at/all", "a/b/c", "my model"):
         assert refusal(path) == (
             f"{path} is no folder and no .gguf file; give one of these, or a hub id such as org/name or "
             "org/name/file.gguf"

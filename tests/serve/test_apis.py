@@ -262,6 +262,19 @@ def test_ollama_chats_and_generates(live: Live):
     assert isinstance(live.post("/api/chat", {"model": "t", "messages": []}).json()["error"], str)
 
 
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/show"])
+def test_ollamas_bodies_need_not_be_said_to_be_json_but_by_a_browser(live: Live, path: str):
+    """Its manual's own commands (curl -d) call them a form, litellm calls them nothing."""
+    message = {"role": "user", "content": "hello"}
+    said: dict[str, Any] = {"/api/chat": {"messages": [message]}, "/api/generate": {"prompt": "hello"}}
+    body = json.dumps({"model": "s"} | said.get(path, {})).encode()
+    for kind in ({}, {"content-type": "application/x-www-form-urlencoded"}, {"content-type": "text/plain"}):
+        assert httpx.post(live.url + path, content=body, headers=kind, timeout=WAIT).status_code == 200
+        for told in ({"origin": live.url}, {"referer": "http://evil.example/"}, {"sec-fetch-site": "cross-site"}):
+            refusal = httpx.post(live.url + path, content=body, headers=kind | told, timeout=WAIT)
+            assert refusal.status_code == 400 and "application/json" in refusal.json()["error"]
+
+
 def test_ollama_is_told_of_the_model(live: Live):
     client = ollama.Client(host=live.url)
     for name in ("s", "s:latest"):
@@ -280,6 +293,24 @@ def test_ollama_is_told_of_the_model(live: Live):
     for body in ({}, {"model": "s", "name": "t"}, {"model": 3}, {"model": "s", "surprise": 1}, [], {"model": None}):
         refusal = live.post("/api/show", body)
         assert refusal.status_code == 400 and isinstance(refusal.json()["error"], str)
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"), ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/completions", "/v1/completions"), ("/v1/chat/completion", "/v1/chat/completions"), ("/models", "/v1/models"),
+    ],
+)  # fmt: skip
+def test_a_path_that_is_nearly_right_is_answered_with_the_right_one(live: Live, asked: str, meant: str):
+    refusal = live.post(asked, {"model": "s"})
+    assert refusal.status_code == 404 and f"did you mean {meant}" in refusal.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [b'{"prompt": "caf\xe9"}', b'{"max_tokens": 1' + b"0" * 9000 + b"}"])
+def test_a_body_that_python_cannot_read_is_refused_in_words(live: Live, body: bytes):
+    refusal = httpx.post(f"{live.url}/v1/completions", content=body, headers=JSON, timeout=WAIT)
+    assert refusal.status_code == 400 and "send UTF-8" in refusal.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -89,3 +89,8 @@ def test_litellm(live: Live):
         model="anthropic/s", api_base=live.url, api_key="none", messages=[{"role": "user", "content": "hello"}]
     )
     assert ours.choices[0].message.content == "Good day."
+    for route in ("ollama", "ollama_chat"):  # which do not say that their bodies are JSON
+        given = {"model": f"{route}/s", "api_base": live.url}
+        assert ask("hello").choices[0].message.content == "Good day."
+        parts = [chunk.choices[0].delta.content or "" for chunk in ask("hello", stream=True)]
+        assert "".join(parts) == "Good day."

@@ -250,9 +250,32 @@ def test_messages_that_the_chat_template_refuses_are_refused_with_its_reason() -
         encode(tokenizer, [{"role": "user", "content": "hi"}])
 
 
+def test_a_chat_template_that_is_broken_is_told_from_messages_that_do_not_suit_it() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}\n{{ m['content'] "
+    with pytest.raises(BadRequest, match=r"chat template is broken, line 2: .* or send texts in place of messages"):
+        encode(tokenizer, [{"role": "user", "content": "hi"}])
+    tokenizer.chat_template = "{{ messages[0].nothing.at_all }}"
+    with pytest.raises(BadRequest, match="chat template fails on these messages"):
+        encode(tokenizer, [{"role": "user", "content": "hi"}])
+
+
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="has weights but no tokenizer; copy tokenizer"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match="the tokenizer cannot be loaded"):
         load_tokenizer(tmp_path)
+
+
+def test_only_we_say_that_a_text_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.model_max_length = 4
+    tokenizer.save_pretrained(tmp_path)
+    loaded, told = load_tokenizer(tmp_path), list[object]()
+    monkeypatch.setattr("transformers.tokenization_utils_base.logger.warning", lambda *given, **_: told.append(given))
+    assert len(encode(loaded, "the quick brown fox jumps over")) > loaded.model_max_length == 4
+    assert not told, "its limit is not that of the slots"
 
 
 # -- two tokenizers
