@@ -479,7 +479,7 @@ def test_a_model_without_a_chat_template_says_so(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "rwkv"}, "'rwkv' remembers the past as a running state, which cannot be truncated"),
+        ({"model_type": "rwkv"}, "'rwkv' takes no cache of transformers, so that a rejected draft cannot be undone"),
         ({"model_type": "vit"}, "'vit' is no causal language model that transformers knows"),
     ],
 )

@@ -38,14 +38,18 @@ class Family:
     expert: tuple[str, str, str] = ("", "", "")  # and gate, up and down projection of expert {e}
 
 
+QWEN2, QWEN3 = Family(qkv_bias=True), Family(qk_norm=True)
 QWEN_EXPERT = ("mlp.experts.{e}.gate_proj", "mlp.experts.{e}.up_proj", "mlp.experts.{e}.down_proj")
 MIXTRAL_EXPERT = tuple(f"block_sparse_moe.experts.{{e}}.{w}" for w in ("w1", "w3", "w2"))
 FAMILIES: dict[str, Family] = {
     "llama": Family(),
     "mistral": Family(),
     "smollm3": Family(),
-    "qwen2": Family(qkv_bias=True),
-    "qwen3": Family(qk_norm=True),
+    "qwen2": QWEN2,
+    "qwen2_vl_text": QWEN2,  # in a text, each part of a position is the same number
+    "qwen2_5_vl_text": QWEN2,
+    "qwen3": QWEN3,
+    "qwen3_vl_text": QWEN3,
     "phi3": Family(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
     "gemma3_text": Family(
         qk_norm=True,
@@ -58,6 +62,11 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": Family(qk_norm=True, router="mlp.gate", expert=QWEN_EXPERT),
     "mixtral": Family(router="block_sparse_moe.gate", expert=MIXTRAL_EXPERT),  # type: ignore[arg-type]
 }
+# Models that also read pictures, whose text is written by one of these families and nothing else.
+WITH_PICTURES = (
+    "gemma3", "idefics3", "internvl", "llava", "llava_next", "llava_onevision", "mistral3", "qwen2_5_vl", "qwen2_vl",
+    "qwen3_vl", "smolvlm",
+)  # fmt: skip
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 ROPE_SCALINGS = ("linear", "llama3", "longrope", "yarn")
 DEFAULT_CONTEXT = 2048  # for models whose config has no longest sequence
@@ -142,6 +151,7 @@ class Shape:
 
     @staticmethod
     def of(config: PreTrainedConfig, name: str = "config") -> Shape:
+        config = text_of(config) if config.model_type in WITH_PICTURES else config
         family = FAMILIES.get(config.model_type)
         if family is None:
             known = ", ".join(sorted(FAMILIES))
@@ -212,8 +222,18 @@ def context_of(config: PreTrainedConfig) -> int:
     return min(longest, first or longest)
 
 
+def text_of(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of a model's text part, with what its config says once for all parts."""
+    text = config.get_text_config(decoder=True)
+    if text is not config:
+        text.dtype = text.dtype or config.dtype
+        text.eos_token_id = sorted(stop_of(config) | stop_of(text)) or None
+        text.tie_word_embeddings = getattr(config, "tie_word_embeddings", False)
+    return text
+
+
 def stop_of(config: PreTrainedConfig) -> frozenset[int]:
-    stop = config.eos_token_id
+    stop = getattr(config, "eos_token_id", None)
     return frozenset([] if stop is None else [stop] if isinstance(stop, int) else stop)
 
 

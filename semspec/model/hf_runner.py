@@ -18,7 +18,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    DynamicCache,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from semspec.errors import ModelError
@@ -42,26 +48,29 @@ END = 8  # tokens of a prompt that are read after a checkpoint: others may have 
 ROUNDING = 0.05  # of the spread of a row of logits
 
 
+def loader_of(config: PreTrainedConfig, name: str) -> Any:
+    """Which of transformers' loaders makes a model that writes text: models that also read pictures do without any."""
+    for loader in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        if type(config) in loader._model_mapping:
+            return loader
+    raise ModelError(f"{name}: {config.model_type!r} is no causal language model that transformers knows")
+
+
 def class_of(config: PreTrainedConfig, name: str) -> type[PreTrainedModel]:
-    try:
-        return AutoModelForCausalLM._model_mapping[type(config)]
-    except KeyError as error:
-        raise ModelError(
-            f"{name}: {config.model_type!r} is no causal language model that transformers knows"
-        ) from error
+    return loader_of(config, name)._model_mapping[type(config)]
 
 
 def refuse_without_truncation(config: PreTrainedConfig, name: str) -> None:
     """Refuse models that transformers does not know or whose past cannot be undone, from their config alone."""
-    why = None
-    if cache_name(class_of(config, name)) is None:
-        why = "a running state"
-    elif odd := odd_layers(config):
-        why = f"a {odd[0]}"
-    if why:
+    kept = cache_name(class_of(config, name))
+    try:
+        odd = odd_layers(config)
+    except Exception as error:  # transformers raises many kinds here
+        raise ModelError(f"{name}: transformers makes no cache for {config.model_type!r}: {error}") from error
+    if why := "takes no cache of transformers" if kept is None else f"keeps its past in a {odd[0]}" if odd else None:
         raise ModelError(
-            f"{name}: {config.model_type!r} remembers the past as {why}, which cannot be truncated when a draft is "
-            "rejected; take a model whose layers keep keys and values, or a recurrent state in a cache of transformers"
+            f"{name}: {config.model_type!r} {why}, so that a rejected draft cannot be undone; take a model whose "
+            "layers keep keys and values, or a recurrent state, in a cache of transformers"
         )
 
 
@@ -93,7 +102,7 @@ class TransformersRunner(BaseRunner):
     ) -> TransformersRunner:
         try:
             if Quantisation.read(path) is None:
-                made = AutoModelForCausalLM.from_pretrained(
+                made = loader_of(read_config(path), str(path)).from_pretrained(
                     path, dtype=dtype, use_safetensors=True, output_loading_info=True
                 )
             else:
@@ -237,15 +246,17 @@ class TransformersRunner(BaseRunner):
     def _probe(self) -> None:
         """Configs do not tell everything: truncate a draft and see whether the model forgets it."""
         slot, tokens = self.acquire(), [t % self.vocab_size for t in PROBE]
+        does = "a pass over a text alone, with the usual cache of transformers, fails"
         try:
             whole = self.score([Score(self, slot, tokens, len(tokens))])[0].logits
+            does = "its cache cannot be truncated"
             self.truncate(slot, 2)
             self.score([Score(self, slot, tokens[:1] * 3, 3)])  # a draft that is rejected
             self.truncate(slot, 2)
             pieces = tokens[2:3], tokens[3:6], tokens[6:]  # a state goes on by one token, by several, and by one
             again = torch.cat([self.score([Score(self, slot, p, len(p))])[0].logits for p in pieces])
         except Exception as error:
-            raise ModelError(f"{self._name}: its cache cannot be truncated: {error}") from error
+            raise ModelError(f"{self._name}: {does}: {error}") from error
         finally:
             self.release(slot)
         if not _agree(whole[2:], again):

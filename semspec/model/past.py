@@ -24,7 +24,9 @@ from semspec.model.cache import kv_bytes_per_token
 CHECKPOINTS = 4  # of a slot, each with all states
 SPACING = 16  # tokens between two of them, at least; as many may be read once more after every rejected draft
 FREE = (0.0, math.inf)
-PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)  # have keys and values, and nothing else
+INDEXED = getattr(cache_utils, "DynamicIndexedLayer", None)  # has other keys too, by which it chooses what to read
+PLAIN = (DynamicLayer, DynamicSlidingWindowLayer, INDEXED)  # have what belongs to one position each, and nothing else
+WINDOWED_STATE = getattr(cache_utils, "LinearAttentionAndSlidingWindowAttentionLayer", None)
 
 
 def cache_name(model: type[PreTrainedModel] | PreTrainedModel) -> str | None:
@@ -41,7 +43,7 @@ def odd_layers(config: PreTrainedConfig) -> list[str]:
 
 def _recurrent(kind: type) -> bool:
     base = getattr(cache_utils, "LinearAttentionCacheLayerMixin", None)
-    return base is not None and issubclass(kind, base) and not issubclass(kind, DynamicSlidingWindowLayer)
+    return base is not None and issubclass(kind, base)
 
 
 def reads_alone(model: PreTrainedModel) -> bool:
@@ -56,7 +58,9 @@ def bytes_of_past(config: PreTrainedConfig, dtype: torch.dtype) -> tuple[int, in
     is, every family writes in words of its own. Where that fails, by the heads of the config."""
     try:
         with torch.device("meta"), torch.inference_mode():
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+            # Other products of experts want numbers, or sizes that go with float32 on no device.
+            made = {"dtype": dtype, "experts_implementation": "batched_mm"}
+            model = AutoModelForCausalLM.from_config(config, **made).eval()
             past = Past(config)
             model(torch.zeros(1, 1, dtype=torch.long), **{cache_name(model) or "": past.cache}, use_cache=True)
     except Exception:  # transformers raises many kinds here
@@ -64,7 +68,7 @@ def bytes_of_past(config: PreTrainedConfig, dtype: torch.dtype) -> tuple[int, in
         heads = getattr(config, "num_key_value_heads", None) or queries
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // queries
         return kv_bytes_per_token(config.num_hidden_layers, heads, head_dim, dtype), 0
-    kept = [getattr(layer, name, None) for layer in past.cache.layers for name in ("keys", "values")]
+    kept = [getattr(layer, name, None) for layer in past.cache.layers for name in ("keys", "values", "indexer_keys")]
     states = [tensor for state in past.states() for value in state.values() for tensor in _tensors(value)]
     # A checkpoint is made before another one goes.
     return sum(t.nbytes for t in kept if t is not None), sum(t.nbytes for t in states) * (CHECKPOINTS + 2)
@@ -79,12 +83,14 @@ class Past:
         """`alone`: whether one token may be read by itself, see `reads_alone`."""
         self.cache, self._alone = DynamicCache(config=config), alone
         layers = self.cache.layers
-        self._recurrent = [layer for layer in layers if _recurrent(type(layer))]
-        if not self._recurrent:
-            self.cache = DynamicCache()
         for i, layer in enumerate(layers):  # windows keep everything: what has left one may be wanted again
             if type(layer) is DynamicSlidingWindowLayer:
                 layers[i] = DynamicLayer()
+            elif type(layer) is WINDOWED_STATE:
+                layers[i] = cache_utils.LinearAttentionAndFullAttentionLayer(layer.number_of_states)
+        self._recurrent = [layer for layer in layers if _recurrent(type(layer))]
+        if not self._recurrent and not any(type(layer) is INDEXED for layer in layers):
+            self.cache = DynamicCache()
         self._tokens = list[int]()  # of the slot, if there are states
         self._read = 0  # how many of these the states are of
         self._reading = False  # also after a pass that failed, which may have changed some of the states
@@ -149,6 +155,12 @@ class Past:
             keys = getattr(layer, "keys", None)
             if keys is not None and keys.numel():
                 layer.keys, layer.values = keys[..., positions, :], layer.values[..., positions, :]
+            index = getattr(layer, "indexer_keys", None)
+            if index is not None and index.numel():
+                layer.indexer_keys = index[:, positions]
+            places = getattr(layer, "indexer_position_ids", None)
+            if places is not None:
+                layer.indexer_position_ids = places[..., positions]
 
     def states(self) -> list[dict[str, Any]]:
         return [

@@ -12,7 +12,7 @@ import torch
 from semspec.model.base_runner import BaseRunner
 from semspec.model.buckets import MAX_QUERIES, MAX_ROWS
 from semspec.model.cache import Cache
-from semspec.model.config import Shape
+from semspec.model.config import read_config
 from semspec.model.decode import decode_by_score
 from semspec.model.graph_decode import GraphDecode
 from semspec.model.graph_runner import GraphRunner
@@ -22,7 +22,7 @@ from semspec.model.paged_cache import PagedCache
 from semspec.model.placement import Precision, choose_context, choose_device, on_its_device
 from semspec.model.rows import after_prefill, chunks_of, first, last_rows, rest, split_rows
 from semspec.model.transformer import Transformer
-from semspec.model.weights import default_weights, locate, open_checkpoint
+from semspec.model.weights import default_weights, locate, open_checkpoint, shape_of
 from semspec.types import Decode, DecodeOutput, Handover, Score, ScoreOutput
 
 
@@ -79,7 +79,7 @@ class ModelRunner(BaseRunner):
         """`vocab`: how many ids both models of a pair share; `head_ids`: the tokens that its head has, if not all;
         `tokens`: see above."""
         path = locate(model)
-        shape = Shape.read(path)
+        shape = shape_of(path, read_config(path))
         where = choose_device(device)
         with open_checkpoint(path) as checkpoint:
             precision = Precision.choose(dtype, shape.dtype, where, default_weights(path, where))

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from semspec.errors import ModelError
-from semspec.model.config import NotNative, Shape, context_of, dtype_of, read_config, stop_of
+from semspec.model.config import NotNative, Shape, context_of, dtype_of, read_config, stop_of, text_of
 from semspec.model.dequantised import dequantised, parameters
 from semspec.model.gguf_blocks import kept_bytes, main_kind
 from semspec.model.gguf_header import Header
@@ -22,7 +22,7 @@ from semspec.model.placement import Precision, choose_context, choose_device
 from semspec.model.quantisation import Quantisation
 from semspec.model.reading import reading
 from semspec.model.runner import ModelRunner
-from semspec.model.weights import Checkpoint, default_weights, locate
+from semspec.model.weights import Checkpoint, default_weights, locate, shape_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class Source:
                 "causal language model"
             )
         try:
-            return Source(path, config, Shape.of(config, str(path)))
+            return Source(path, text_of(config), shape_of(path, config))
         except NotNative:
             if path.suffix == ".gguf":
                 raise
             Quantisation.read(path)  # which refuses what cannot be dequantised
             refuse_without_truncation(config, str(path))
-            return Source(path, config.get_text_config(decoder=True), None)
+            return Source(path, text_of(config), None)
 
     @property
     def quantisation(self) -> Quantisation | None:

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from semspec.errors import ModelError, cause, did_you_mean
 from semspec.model import int4
+from semspec.model.config import Shape
 from semspec.model.gguf_blocks import keeps_blocks
 from semspec.model.gguf_checkpoint import GgufCheckpoint
 from semspec.model.gguf_header import Header, refuse_placeholder
@@ -31,6 +34,12 @@ HUB_ID = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?|(?!\.)[\w.-]+/[\w.-]+/[\w.-]+\.gg
 FLOATS = ("BF16", "F16", "F32", "F64")
 ITEMSIZE = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2}
 INDEX = "model.safetensors.index.json"
+ROWS = 4096  # of a matrix, compared at a time
+TEXT_PARTS = (
+    "model.language_model.",
+    "language_model.model.",
+    "model.text_model.",
+)  # of models that also read pictures
 # Beside a quantised matrix: of activations and of keys and values, or read elsewhere, or of no meaning by themselves.
 UNUSED = (
     "bias", "input_scale", "input_global_scale", "input_zero_point", "output_scale", "output_zero_point", "q_scale",
@@ -90,6 +99,15 @@ def _nearby(path: Path) -> str:
 
 def open_checkpoint(path: Path) -> Checkpoint | GgufCheckpoint:
     return GgufCheckpoint(path) if path.suffix == ".gguf" else Checkpoint(path)
+
+
+def shape_of(path: Path, config: PreTrainedConfig) -> Shape:
+    """What the config and the tensors say together."""
+    shape = Shape.of(config, str(path))
+    if shape.tied and path.is_dir():
+        with Checkpoint(path) as checkpoint:
+            return replace(shape, tied=not checkpoint.heads)
+    return shape
 
 
 def default_weights(path: Path, device: torch.device) -> Weights:
@@ -159,12 +177,14 @@ class Checkpoint:
         return self._get(name, (count,), ("I64", "I32"), device).long()
 
     def read(self, name: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-        return self._get(name, shape, FLOATS, device).to(dtype)
+        module, _, part = name.rpartition(".")
+        return self._get(f"{self._stored(module)}.{part}", shape, FLOATS, device).to(dtype)
 
     def matrix(
         self, name: str, size: tuple[int, int], device: torch.device, dtype: torch.dtype
     ) -> QuantisedLinear | Tensor:
         """A matrix by its module's name."""
+        name = self._stored(name)
         scheme = self.scheme_of(name)
         if scheme is None:
             return self.read(f"{name}.weight", size, device, dtype)
@@ -185,6 +205,29 @@ class Checkpoint:
         """How a matrix is stored, by its module's name; None: as plain floats."""
         scheme = self.quantisation.scheme_of(name) if self.quantisation else None
         return None if scheme is None or self._is_plain(name, scheme) else scheme
+
+    @cached_property
+    def heads(self) -> bool:
+        """Whether it has an output projection that is not its embedding, as files have that were tuned apart although
+        their config still says that both are one."""
+        head, embedding = (f"{self._stored(name)}.weight" for name in ("lm_head", "model.embed_tokens"))
+        if head not in self._where or embedding not in self._where:
+            return self._stored("lm_head") in self.modules
+        head, embedding = self._header(head), self._header(embedding)
+        rows, others = head.get_shape()[0], embedding.get_shape()
+        if head.get_shape() != others or head.get_dtype() != embedding.get_dtype():
+            return True
+        return any(not torch.equal(head[i : i + ROWS], embedding[i : i + ROWS]) for i in range(0, rows, ROWS))
+
+    def _stored(self, module: str) -> str:
+        """The name of a module here, where the text is one part of a model."""
+        if module in self.modules:
+            return module
+        if module.startswith("lm_head"):
+            inner = f"language_model.{module}"
+            return inner if inner in self.modules else module
+        part = next((p for p in TEXT_PARTS if f"{p}embed_tokens" in self.modules), "model.")
+        return part + module.removeprefix("model.") if module.startswith("model.") else module
 
     def stored(self, name: str, shape: tuple[int, ...], kinds: Sequence[str], device: torch.device) -> Tensor:
         """A tensor as it is stored."""

@@ -26,6 +26,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma2": SMALL | {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 16, "tie_word_embeddings": False},
     "bloom": GPT | {"hidden_size": 64},
 }
+MODELS["glm_moe_dsa"] = SMALL | {  # chooses what it reads by keys of its own; of few heads, many would be equal
+    "num_key_value_heads": 4, "index_topk": 8, "index_n_heads": 16, "index_head_dim": 16, "kv_lora_rank": 16,
+    "q_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+    "initializer_range": 0.15,
+}  # fmt: skip
 STATES = {"num_hidden_layers": 3, "hidden_size": 64, "vocab_size": VOCAB, "initializer_range": 0.3} | ENDS
 RECURRENT: dict[str, dict[str, Any]] = {  # alone or beside attention, in the same layer too
     "qwen3_5_text": SMALL
@@ -34,9 +40,26 @@ RECURRENT: dict[str, dict[str, Any]] = {  # alone or beside attention, in the sa
     "lfm2": SMALL | {"layer_types": ["conv", "full_attention", "conv"]},
     "falcon_h1": SMALL
     | {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 16},
+    "inkling_text": SMALL  # beside windows
+    | {"layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding"], "head_dim": 16, "sliding_window_size": 16}
+    | {"swa_head_dim": 16, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "n_routed_experts": 4}
+    | {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "logits_mup_width_multiplier": 1.0},
     "mamba2": STATES | {"state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16},
 }
 MODELS |= RECURRENT
+
+
+def test_a_config_that_lacks_what_caches_are_made_of_is_refused_by_name(tmp_path: Path) -> None:
+    AutoConfig.for_model("blt").save_pretrained(tmp_path)  # reads bytes by three models, and has no number of layers
+    with pytest.raises(ModelError, match=r"transformers makes no cache for 'blt': .*num_hidden_layers"):
+        Source.find(tmp_path)
+
+
+def test_a_config_without_an_end_of_text_is_read(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("roc_bert", num_hidden_layers=2)
+    assert not hasattr(config, "eos_token_id")
+    config.save_pretrained(tmp_path)
+    assert Source.find(tmp_path).stop == frozenset()
 
 
 def build(kind: str) -> PreTrainedModel:
@@ -168,8 +191,8 @@ def test_drafts_are_lossless_and_may_come_from_a_native_model(
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("rwkv", "'rwkv' remembers the past as a running state, which cannot be truncated"),
-        ("xlstm", "xlstm (xLSTMForCausalLM): its cache cannot be truncated"),
+        ("rwkv", "'rwkv' takes no cache of transformers, so that a rejected draft cannot be undone"),
+        ("xlstm", "xlstm (xLSTMForCausalLM): a pass over a text alone, with the usual cache of transformers, fails: "),
         ("mamba", "mamba (MambaForCausalLM): in pieces, with a rejected draft between them, it gives other logits"),
     ],
 )
