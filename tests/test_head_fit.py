@@ -176,6 +176,10 @@ def test_the_command_trains_exports_and_resumes(folder: Path, tmp_path: Path):
     assert len(read(out / "texts.jsonl")) == 12 and (out / "texts.jsonl").read_text() == lines
     other = CliRunner().invoke(app, [*command[:-2], "--max-new-tokens", "9"])
     assert "texts of other prompts or options" in str(other.exception)
+    (out / "texts.json").write_text("")  # a full disk
+    assert "texts.json is damaged" in str(CliRunner().invoke(app, command).exception)
+    (out / "texts.json").unlink()
+    assert CliRunner().invoke(app, command).exit_code == 0
     card = (out / "README.md").read_text()
     assert "64 of 320 tokens" in card and "| draft token | 1 | 2 |" in card
     pair = semspec.load(folder, device="cpu", context=64)

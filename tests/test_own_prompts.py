@@ -85,6 +85,32 @@ def test_what_lies_there_is_taken_or_refused(tmp_path: Path) -> None:
         made(Writer(1000), 8, tmp_path)
 
 
+def test_few_are_enough_where_few_are_asked_for(tmp_path: Path) -> None:
+    """Of 64 that a model with one subject writes at a time, one is new."""
+    (only,) = write_prompts(Writer(2), 1, 0, tmp_path, lambda done, total: None, slots=16)  # type: ignore[arg-type]
+    assert only == [{"role": "user", "content": "Tell me about 1."}]
+
+
+def test_what_was_written_by_half_is_not_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = made(Writer(1000), 40, tmp_path)
+    file = tmp_path / "prompts.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+
+    def interrupted(self: Path, text: str) -> None:
+        with self.open("w") as some:
+            some.write(text[: len(text) // 2])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "write_text", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            made(Writer(1000), 60, tmp_path)
+    assert made(writer := Writer(1000), 40, tmp_path) == texts and not writer.seeds, "what was there is there"
+    file.write_text("".join(lines[:10]))
+    with pytest.raises(BadRequest, match="is damaged: it has 10 prompts of"):
+        made(Writer(1000), 40, tmp_path)
+
+
 def test_where_users_words_begin_and_end() -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = None

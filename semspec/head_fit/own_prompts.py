@@ -16,7 +16,7 @@ from random import Random
 from transformers import PreTrainedTokenizerBase
 
 from semspec.errors import BadRequest
-from semspec.head_fit.texts import AT_A_TIME
+from semspec.head_fit.texts import AT_A_TIME, replace_text
 from semspec.options import Options
 from semspec.pair import Pair
 from semspec.text.tokenizer import Prompt
@@ -42,7 +42,7 @@ def write_prompts(
         results = pair.generate([before] * len(given), given)
         texts = dict.fromkeys(result.text.strip() for result in results if result.finish_reason == "stop")
         new = [text for text in texts if text and text not in kept.found]
-        if len(new) < LEAST_NEW * len(given):
+        if len(new) < min(LEAST_NEW * len(given), n - len(kept.found)):
             raise BadRequest(
                 f"of {len(given)} prompts that the target wrote itself {len(new)} are new and have an end; give a file "
                 "of prompts, or a task, with --prompts"
@@ -70,6 +70,8 @@ class _Kept:
             begun = json.loads(about.read_text())
             lines = file.read_text().splitlines()[: begun["found"]]
             kept = _Kept(folder, begun["seed"], begun["tried"], {json.loads(line)["content"]: None for line in lines})
+            if len(kept.found) < begun["found"]:  # the rest would not be what it was
+                raise ValueError(f"it has {len(kept.found)} prompts of {begun['found']}")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BadRequest(f"{file} is damaged: {error}; delete {about}, and it is written again") from error
         if kept.seed != seed:
@@ -79,9 +81,9 @@ class _Kept:
     def add(self, new: Sequence[str], tried: int) -> None:
         self.found |= dict.fromkeys(new)
         self.tried += tried
-        (self.folder / FILE).write_text("".join(json.dumps({"content": text}) + "\n" for text in self.found))
+        replace_text(self.folder / FILE, "".join(json.dumps({"content": text}) + "\n" for text in self.found))
         begun = {"seed": self.seed, "tried": self.tried, "found": len(self.found)}
-        (self.folder / ABOUT).write_text(json.dumps(begun))
+        replace_text(self.folder / ABOUT, json.dumps(begun))
 
 
 def opening(tokenizer: PreTrainedTokenizerBase) -> tuple[str, tuple[int, ...]]:

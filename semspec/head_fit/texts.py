@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from semspec.errors import BadRequest
 from semspec.options import Options
@@ -41,12 +42,12 @@ def write(
     """The target's answers, some at a time; those in the folder already are not written again."""
     file, about = folder / "texts.jsonl", folder / "texts.json"
     made = {"first": encode(pair.tokenizer, asked[0]), "most": options.max_new_tokens, "warmth": options.temperature}
-    if about.exists() and json.loads(about.read_text()) != made:
+    if about.exists() and _read_json(about) != made:
         raise BadRequest(f"{file} has texts of other prompts or options; give the same, or another --out")
     texts = read(file)[: len(asked)]
     if any(text.tokens[: text.prompt] != encode(pair.tokenizer, own) for text, own in zip(texts, asked, strict=False)):
         raise BadRequest(f"{file} has texts of other prompts; give the same in the same order, or another --out")
-    about.write_text(json.dumps(made))
+    replace_text(about, json.dumps(made))
     progress(len(texts), len(asked))
     while len(texts) < len(asked):
         some = list(asked[len(texts) : len(texts) + AT_A_TIME * slots])
@@ -66,9 +67,25 @@ def read(file: Path) -> list[Text]:
         return []
     lines = file.read_text().splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
-        file.write_text("".join(lines := lines[:-1]))
+        replace_text(file, "".join(lines := lines[:-1]))
     try:
         rows = [json.loads(line) for line in lines]
         return [Text(list(map(int, row["tokens"])), int(row["prompt"])) for row in rows]
     except (ValueError, KeyError, TypeError) as error:
         raise BadRequest(f"{file} is damaged: {error}; delete it, and its texts are written again") from error
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Whatever interrupts this, the file has either the text it had or this one."""
+    new = file.with_name(f"{file.name}.new")
+    new.write_text(text)
+    new.replace(file)
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text())
+    except ValueError as error:
+        raise BadRequest(
+            f"{file} is damaged: {error}; give another --out, or delete it and the texts beside"
+        ) from error
