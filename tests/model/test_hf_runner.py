@@ -136,6 +136,9 @@ def test_texts_of_different_lengths_share_a_pass(case: tuple[PreTrainedModel, Pa
         for slot in slots:
             runner.truncate(slot, runner.length(slot) - back)
     shared = [size for size in passes if size[0] == 3]
+    if any(hasattr(layer, "indexer_keys") for layer in runner._pasts[0].cache.layers):
+        assert runner._joins is False and not shared, "what an index is of differs in length, and is not aligned"
+        return
     assert len(shared) >= (3 if runner._pasts[0].recurrent else 5), passes
 
 
