@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 PROBE = [1, 2, 3, 4, 5, 6, 7]
 MAX_JOINED = 64  # tokens of each text in a pass over several; a prompt has enough for a pass of its own
 END = 8  # tokens of a prompt that are read after a checkpoint: others may have all but these in common with it
+PADDED = 1023  # tokens, up to which texts of any length share a pass
 ROUNDING = 0.05  # of the spread of a row of logits
 
 
@@ -172,13 +173,15 @@ class TransformersRunner(BaseRunner):
         return [rows[r.slot] for r in requests]
 
     def _together(self, requests: Sequence[Score]) -> list[list[Score]]:
-        """Those that one pass can serve: short, and of equally many tokens."""
-        parts = dict[object, list[Score]]()
+        """Those that one pass can serve: short, of equally many tokens, and after texts of about the same length, since
+        all are padded to the longest."""
+        parts = dict[tuple[int, ...], list[Score]]()
         for r in requests:
             past = self._pasts[r.slot]
             count = len(past.again) + len(r.tokens)
             alone = r.parents or count > MAX_JOINED or _ends_prompt(r, past) or not past.joinable
-            parts.setdefault((r.slot,) if alone or self._joins is False else count, []).append(r)
+            doublings = max(past.cache_length, PADDED).bit_length()
+            parts.setdefault((r.slot,) if alone or self._joins is False else (count, doublings), []).append(r)
         if self._joins is None and any(len(part) > 1 for part in parts.values()):
             self._joins = self._joins_right()
             return self._together(requests)

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import semspec
 from semspec.errors import ModelError, SemspecError
-from semspec.model import Source
+from semspec.model import Source, hf_runner
 from semspec.model.hf_runner import TransformersRunner
 from semspec.sampling.noise import TARGET
 from semspec.types import Decode, Sampling, Score
@@ -140,6 +140,20 @@ def test_texts_of_different_lengths_share_a_pass(case: tuple[PreTrainedModel, Pa
         assert runner._joins is False and not shared, "what an index is of differs in length, and is not aligned"
         return
     assert len(shared) >= (3 if runner._pasts[0].recurrent else 5), passes
+
+
+def test_a_short_text_is_not_padded_to_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding costs memory and attention; texts within a doubling share a pass."""
+    monkeypatch.setattr(hf_runner, "PADDED", 15)
+    runner, lengths = TransformersRunner(build("gpt_neox"), 4, 128), (3, 14, 40, 60)
+    slots = [runner.acquire() for _ in lengths]
+    for slot, n in zip(slots, lengths, strict=True):
+        runner.score([Score(runner, slot, text(slot, n), 0)])
+    passes = list[int]()
+    runner._joins = True
+    runner.model.register_forward_pre_hook(lambda _, args: passes.append(len(args[0])))
+    runner.score([Score(runner, slot, [5], 1) for slot in slots])
+    assert passes == [2, 2]
 
 
 def test_a_model_that_takes_no_mask_reads_each_text_by_itself(
