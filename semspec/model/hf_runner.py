@@ -146,8 +146,9 @@ class TransformersRunner(BaseRunner):
         again = len(past.again)
         if again > SPACING:
             self._read(past, [], 0)  # so that the next rejected draft need not go back as far
-        if past.recurrent and 0 < r.logits_to_keep <= r.kept_states <= END and len(tokens) > SPACING:
-            self._read(past, tokens[:-END], 0)
+        parts = list[Any]()
+        if past.recurrent and 0 < r.logits_to_keep <= END and len(tokens) > SPACING:
+            parts.append(self._read(past, tokens[:-END], 0, output_hidden_states=bool(r.layers)))
             tokens = tokens[-END:]
         if r.parents:
             count = len(r.tokens)
@@ -159,7 +160,8 @@ class TransformersRunner(BaseRunner):
             options["position_ids"] = torch.tensor([chunk.positions()[-count:]], device=self.device)
         out = self._read(past, tokens, r.logits_to_keep, output_hidden_states=bool(r.layers), **options)
         logits = out.logits[0, out.logits.shape[1] - r.logits_to_keep :, : self.vocab_size]
-        states = {layer: out.hidden_states[layer][0] for layer in r.layers}
+        parts.append(out)
+        states = {layer: torch.cat([part.hidden_states[layer][0] for part in parts]) for layer in r.layers}
         kept = {layer: rows[len(rows) - r.kept_states :] for layer, rows in states.items()}
         return ScoreOutput(logits, kept, again=again)
 
