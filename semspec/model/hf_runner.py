@@ -192,12 +192,13 @@ class TransformersRunner(BaseRunner):
         keep = max(r.logits_to_keep for r in requests)
         states = any(r.layers for r in requests)
         out = self._read_joined(pasts, [r.tokens for r in requests], keep, output_hidden_states=states)
-        return [self._output(r, out, i) for i, r in enumerate(requests)]
+        return [self._output(r, [out], i) for i, r in enumerate(requests)]
 
     def _score(self, r: Score) -> ScoreOutput:
         past, tokens, options = self._pasts[r.slot], r.tokens, dict[str, Any]()
+        parts = list[Any]()
         if _ends_prompt(r, past):
-            self._read(past, tokens[:-END], 0)
+            parts.append(self._read(past, tokens[:-END], 0, output_hidden_states=bool(r.layers)))
             tokens = tokens[-END:]
         if r.parents:
             count = len(r.tokens)
@@ -208,11 +209,13 @@ class TransformersRunner(BaseRunner):
             options["attention_mask"] = hidden.masked_fill(~mask, torch.finfo(hidden.dtype).min)[None, None]
             options["position_ids"] = torch.tensor([chunk.positions()[-count:]], device=self.device)
         out = self._read(past, tokens, r.logits_to_keep, output_hidden_states=bool(r.layers), **options)
-        return self._output(r, out, 0)
+        return self._output(r, [*parts, out], 0)
 
-    def _output(self, r: Score, out: Any, i: int) -> ScoreOutput:
-        logits = out.logits[i, out.logits.shape[1] - r.logits_to_keep :, : self.vocab_size]
-        states = {layer: out.hidden_states[layer][i] for layer in r.layers}
+    def _output(self, r: Score, parts: list[Any], i: int) -> ScoreOutput:
+        """Of the `i`th text of one pass, or of one that was read in parts."""
+        last = parts[-1].logits
+        logits = last[i, last.shape[1] - r.logits_to_keep :, : self.vocab_size]
+        states = {layer: torch.cat([part.hidden_states[layer][i] for part in parts]) for layer in r.layers}
         return ScoreOutput(logits, {layer: rows[len(rows) - r.kept_states :] for layer, rows in states.items()})
 
     def _read(self, past: Past, tokens: list[int], keep: int, **options: Any) -> Any:
@@ -335,7 +338,7 @@ def _tell_unread(path: Path, model: PreTrainedModel, names: Iterable[str]) -> No
 
 def _ends_prompt(r: Score, past: Past) -> bool:
     """Whether a checkpoint is worth while before its last tokens."""
-    return past.recurrent and 0 < r.logits_to_keep <= r.kept_states <= END and len(r.tokens) > SPACING
+    return past.recurrent and 0 < r.logits_to_keep <= END and len(r.tokens) > SPACING
 
 
 def _has_keys(layer: Any) -> bool:

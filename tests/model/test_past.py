@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 import semspec
 from semspec.model import Source
-from semspec.model.hf_runner import TransformersRunner
+from semspec.model.hf_runner import END, TransformersRunner
 from semspec.model.past import CHECKPOINTS, SPACING, bytes_of_past
 from semspec.model.wrapper import unwrap
 from semspec.types import Score
@@ -201,6 +201,22 @@ def test_one_token_after_another_reads_few_again(reads: list[int], model: PreTra
     for token in tokens[50:]:
         score(runner, slot, [token])
     assert min(reads) > 1 and max(reads[1:]) <= SPACING + 1 and reads[0] <= 50 + 1
+
+
+def test_states_of_a_whole_prompt_leave_a_checkpoint_near_its_end(model: PreTrainedModel, reads: list[int]) -> None:
+    """As draft heads want them."""
+    runner, tokens = TransformersRunner(model, 1, LENGTH), text(9, 90)
+    with torch.inference_mode():
+        expected = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    slot = runner.acquire()
+    rows = runner.score([Score(runner, slot, tokens, 1, (0, 2), states=88)])[0]
+    assert rows.logits.shape == (1, VOCAB)
+    for layer in (0, 2):
+        torch.testing.assert_close(rows.hidden[layer], expected[layer][0, 2:], atol=2e-3, rtol=1e-3)
+    runner.truncate(slot, 89)
+    reads.clear()
+    score(runner, slot, tokens[89:])
+    assert sum(reads) <= END
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h"])
