@@ -106,7 +106,8 @@ def _about(advice: Advice) -> str:
     return (
         f"From {advice.prompts} prompts, {how}, one at a time, on {advice.device}. Target passes (their tokens): "
         f"{costs}{draft}. "
-        "Intervals (95 %) are for another run over as many other prompts of this kind. Likelihood lost: how far the "
+        "Speedups are of the time for the same prompts, so a rule that writes more is slower by them. Intervals (95 %) "
+        "are for another run over as many other prompts of this kind. Likelihood lost: how far the "
         "texts have gone from the target's own mean log-probability, 0 %, to that of accepting every draft token, "
         f"100 %; up to {advice.allowed_loss:.0%} is allowed here."
     )

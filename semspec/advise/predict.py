@@ -75,20 +75,19 @@ def _predict(
             "longer with --max-new-tokens, or take other prompts"
         )
     lengths = range(1, candidate.draft_tokens + 1) if candidate.any_length else [candidate.draft_tokens]
-    tokens_alone, seconds_alone = (
-        np.array(v, float) for v in zip(*((len(a.tokens), a.seconds) for a in alone), strict=True)
-    )
+    seconds_alone = np.array([a.seconds for a in alone])
     whole = np.array([[len(a.tokens), a.first_tokens, a.first_seconds] for a in answers], float)
 
     def speeds(weights: Array) -> Array:
-        """[D, prompts] -> [lengths, D] tokens per second of whole answers, over the target's own.
+        """[D, prompts] -> [2 * lengths, D]: times faster than the target with the same prompts, as a benchmark has it,
+        then tokens per second. A rule that writes longer answers is slower by the first.
 
         A prompt that is drawn brings all that was measured with it: a long one is read slowly by both."""
-        costs = Costs(candidate, answers, found, weights)
+        costs, share = Costs(candidate, answers, found, weights), weights / weights.sum(1, keepdims=True)
         after = {n: costs.tokens(n) / np.maximum(costs.draft(n) + costs.target(n), MIN_SECONDS) for n in lengths}
-        tokens, first, first_seconds = (weights @ whole / weights.sum(1, keepdims=True)).T
-        left, own = np.maximum(tokens - first, 0.0), weights @ tokens_alone / (weights @ seconds_alone)
-        return np.stack([tokens / (first_seconds + left / after[n]) / own for n in lengths])
+        tokens, first, first_seconds = (share @ whole).T
+        each = np.stack([first_seconds + np.maximum(tokens - first, 0.0) / after[n] for n in lengths])
+        return np.concatenate([share @ seconds_alone / each, tokens / each])
 
     everything = np.ones((1, len(answers)))
     values = speeds(everything)[:, 0]
@@ -96,18 +95,17 @@ def _predict(
     few = len(answers)  # draws from few prompts differ too little
     wider = quantile(few - 1) / quantile() * math.sqrt(few / (few - 1)) if few > 1 else math.nan
     halves = np.log(high / low) / 2 * wider
-    predicted = {n: _interval(v, half) for n, v, half in zip(lengths, values, halves, strict=True)}
+    intervals = [_interval(value, half) for value, half in zip(values, halves, strict=True)]
+    predicted, rates = (dict(zip(lengths, some, strict=False)) for some in (intervals, intervals[len(lengths) :]))
     best = max(predicted, key=lambda n: predicted[n].value)
-    speedup = predicted[best]
     tokens = sum(len(a.tokens) for a in answers)
-    own = float(tokens_alone.sum() / seconds_alone.sum())
     costs = Costs(candidate, answers, found, everything)
     drafting, checking = costs.draft(best), costs.target(best)
     return Prediction(
         candidate,
         best,
-        Estimate(speedup.value * own, speedup.low * own, speedup.high * own),
-        speedup,
+        rates[best],
+        predicted[best],
         float(costs.tokens(best)[0]),
         1 - sum(a.accepted[0] for a in answers) / sum(a.rounds for a in answers),
         float(drafting[0] / (drafting + checking)[0]),
