@@ -1,16 +1,4 @@
-"""`python -m semspec` and the `semspec` command."""
-
-import sys
-
-
-def run() -> None:
-    try:  # reading the commands takes long enough to be interrupted
-        from semspec.cli.main import run as command
-
-        command()
-    except KeyboardInterrupt:
-        sys.exit(130)
-
+from semspec.cli.__main__ import run
 
 if __name__ == "__main__":
     run()

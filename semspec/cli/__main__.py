@@ -1,6 +1,16 @@
-"""`python -m semspec.cli` is `semspec`, too."""
+"""The `semspec` command, also as `python -m semspec` and `python -m semspec.cli`."""
 
-from semspec.__main__ import run
+import sys
+
+
+def run() -> None:
+    try:  # reading the commands takes long enough to be interrupted
+        from semspec.cli.main import run as command
+
+        command()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     run()

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from semspec.errors import BadRequest, SemspecError
 from semspec.loop.work import Task
+from semspec.model.threads import busy
 from semspec.options import Options
 from semspec.pair import Pair
 from semspec.serve import memory
@@ -55,6 +56,7 @@ class Engine:
         self.slots = 0
         self.url = ""  # where it is served
         self.target_seconds_per_token = 0.0  # without drafts, as measured at the start
+        self.busy = ""  # a warning, if the machine was too busy to measure anything
         self.live = 0  # sequences accepted and not ended; counted on the event loop
         self._mean_seconds = 1.0  # that a sequence has been taking lately
         self.accepted: set[InFlightRequest] = set()  # the event loop's side
@@ -186,6 +188,7 @@ class Engine:
             self.slots = self.pair.target.free
             self._specials = special_tokens(self.pair)
             self.pair.executor.choose_by(self._choose)
+            self.busy = busy()
             self.target_seconds_per_token = warm_up(self.pair)
             measure_budget(self.pair)
             self.on_loaded(self.pair)

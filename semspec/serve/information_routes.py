@@ -55,6 +55,7 @@ def add(app: FastAPI, service: Service, metrics: Metrics) -> None:
         return menu.menu(settings) | {
             "model": settings.name,
             "target_seconds_per_token": engine.target_seconds_per_token,
+            "busy": engine.busy,
             "has_draft_model": engine.pair is not None and engine.pair.draft is not None,
             "thinks": engine.state == "ready" and service.tokenization.limits_thinking,
         }

@@ -177,6 +177,8 @@ def test_it_fits_a_phone(page: Any):
     page.check("#compare")
     for more in page.locator(".more summary").all():
         more.click()
+    width = "(name) => document.querySelector(name).getBoundingClientRect().right"
+    assert page.evaluate(width, ".option") == page.evaluate(width, ".settings"), "as wide as the rest"
     page.click("#fold")
     ask(page)
     page.locator(".verdict").filter(has_text="as many").wait_for()
@@ -258,6 +260,16 @@ def test_while_the_model_is_loaded_the_page_says_so_and_keeps_what_is_written(pa
     page.locator(".example").first.wait_for()
     page.locator("#send:enabled").wait_for()
     assert not waiting.is_visible() and page.input_value("#prompt") == ASK
+
+
+@browser_only
+def test_speeds_that_were_timed_on_a_busy_machine_are_told_as_such(page: Any, pocket: Live, monkeypatch):
+    told = page.locator("#model").filter(has_text="timed on a busy machine")
+    for warning, count in (("", 0), ("one thread gets 13% of a core", 1)):
+        monkeypatch.setattr(pocket.engine, "busy", warning)
+        page.reload()
+        page.locator(".example").first.wait_for()
+        assert told.count() == count
 
 
 @browser_only

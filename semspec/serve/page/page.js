@@ -44,7 +44,9 @@ async function start() {
   menu = await response.json();
   const pace = (1000 * menu.target_seconds_per_token).toFixed(1);
   const only = menu.allow_lossy ? "" : " · lossless rules only";
-  $("model").textContent = `${menu.model} · target only ${pace} ms a token${only}`;
+  const vain = menu.busy ? ", timed on a busy machine" : "";
+  $("model").textContent = `${menu.model} · target only ${pace} ms a token${vain}${only}`;
+  $("model").title = menu.busy;
   document.title = `${menu.model} · semspec`;
   $("thinking").parentElement.hidden = !menu.thinks;
   $("longest").max = menu.max_new_tokens;
