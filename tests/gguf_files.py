@@ -113,7 +113,9 @@ def tensors(model: PreTrainedModel, architecture: str, head: int) -> dict[str, n
             out[f"blk.{layer}.ffn_down_exps.weight"] = array
             continue
         stem, suffix = name.rsplit(".", 1)
-        if architecture in ("llama", "smollm3") and stem.endswith(("q_proj", "k_proj")):  # halves become pairs
+        if architecture in ("llama", "mistral3", "smollm3") and stem.endswith(
+            ("q_proj", "k_proj")
+        ):  # halves become pairs
             halves = array.reshape(-1, 2, head // 2, *array.shape[1:])
             array = halves.swapaxes(1, 2).reshape(array.shape)
         if architecture == "gemma3" and "norm" in stem:

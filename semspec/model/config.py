@@ -208,8 +208,13 @@ def read_config(path: Path) -> PreTrainedConfig:
         return config_of(Header.read(path))
     Quantisation.read(path)  # what is not supported is refused here
     try:
-        return AutoConfig.from_pretrained(path)
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds here
+        if "trust_remote_code" in str(error):
+            raise ModelError(
+                f"{path}: transformers does not know this model's type, and the checkpoint's own code, another way "
+                "to load it, is never run; take a release of transformers that knows it, or a model that it knows"
+            ) from error
         raise ModelError(f"{path}: the config.json cannot be read: {error}") from error
 
 

@@ -29,6 +29,9 @@ DIALECTS: dict[str, Dialect] = {
     "llama": Dialect("llama", interleaved=True),
     "qwen2": Dialect("qwen2"),
     "qwen3": Dialect("qwen3"),
+    "mistral3": Dialect("llama", interleaved=True),
+    "qwen2vl": Dialect("qwen2"),  # the text of what also reads pictures, by a file beside it
+    "qwen3vl": Dialect("qwen3"),
     "qwen3moe": Dialect("qwen3_moe", extra={"norm_topk_prob": True}),
     "smollm3": Dialect("smollm3", interleaved=True),
     "gemma3": Dialect("gemma3_text", norm_offset=1.0),
@@ -60,9 +63,19 @@ def dialect_of(header: Header) -> Dialect:
 
 def config_of(header: Header) -> PreTrainedConfig:
     dialect = dialect_of(header)
+    if (parts := header.metadata.get("split.count", 1)) != 1:
+        raise ModelError(
+            f"{header.path} is one of {parts} parts of a model; join them with llama-gguf-split --merge, and give "
+            "the whole"
+        )
     prefix = header.metadata["general.architecture"]
     own = {k.removeprefix(f"{prefix}."): v for k, v in header.metadata.items() if k.startswith(f"{prefix}.")}
     sizes = _sizes(header, own)
+    if own.get("attention.temperature_scale"):
+        raise ModelError(
+            f"{header.path}: its queries grow with their position (attention.temperature_scale), which is not "
+            "supported; take the checkpoint in safetensors, which transformers runs"
+        )
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelError(f"{header.path} has no tensor token_embd.weight; it is not a whole language model")
@@ -151,11 +164,21 @@ def _rotary(
         rope |= {"rope_type": own["rope.scaling.type"], "factor": _number(header, own, "rope.scaling.factor", float)}
         if "rope.scaling.original_context_length" in own:
             rope["original_max_position_embeddings"] = own["rope.scaling.original_context_length"]
+        _yarn(header, own, rope)
     if model_type == "gemma3_text":  # scaling is for global layers; those with a window have a base of their own
         return {"rope_parameters": {"full_attention": rope, "sliding_attention": {"rope_type": "default"}}}
     if rope["rope_type"] == "longrope" and model_type == "phi3":
         return {"rope_parameters": rope, "original_max_position_embeddings": rope["original_max_position_embeddings"]}
     return {"rope_parameters": rope}
+
+
+def _yarn(header: Header, own: dict[str, Any], rope: dict[str, Any]) -> None:
+    for name in ("beta_fast", "beta_slow"):
+        if f"rope.scaling.yarn_{name}" in own:
+            rope[name] = _number(header, own, f"rope.scaling.yarn_{name}", float)
+    for name, usual in (("ext_factor", 1), ("attn_factor", 1), ("log_multiplier", 0)):
+        if (value := own.get(f"rope.scaling.yarn_{name}", usual)) != usual:
+            raise ModelError(f"{header.path}: rope.scaling.yarn_{name} is {value!r:.60}, which is not supported")
 
 
 def _factors(header: Header, name: str) -> list[float]:

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +34,11 @@ HUB_ID = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?|(?!\.)[\w.-]+/[\w.-]+/[\w.-]+\.gg
 FLOATS = ("BF16", "F16", "F32", "F64")
 ITEMSIZE = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2}
 INDEX = "model.safetensors.index.json"
+ADAPTER = (
+    "has an adapter's weights (adapter_config.json), which are no model by themselves; add them to those of its base "
+    "model (peft: merge_and_unload), save that, and give its folder"
+)
+CONVERT = "convert it where you trust it, with transformers' from_pretrained(FOLDER) and save_pretrained(NEW_FOLDER)"
 ROWS = 4096  # of a matrix, compared at a time
 TEXT_PARTS = (
     "model.language_model.",
@@ -58,14 +63,7 @@ def locate(model: str | Path) -> Path:
     if path.suffix == ".gguf" and path.is_file():
         return path
     if path.is_dir():
-        files = sorted(path.glob("*.gguf"))
-        if len(files) == 1 and not (path / "config.json").is_file():
-            return files[0]
-        if not (path / "config.json").is_file():
-            several = f"with {len(files)} .gguf files; give one of them, such as {files[0]}" if files else ""
-            what = several or "without a config.json; give the folder of a Hugging Face checkpoint"
-            raise ModelError(f"{path} is a folder {what}")
-        return path
+        return path if (path / "config.json").is_file() else _only_file(path)
     name = str(model)
     if path.is_file() and (path.parent / "config.json").is_file():
         raise ModelError(f"{name} is one file of a checkpoint; give the folder it is in: {path.parent}")
@@ -88,6 +86,19 @@ def locate(model: str | Path) -> Path:
         raise ModelError(f"{name} is neither a folder nor a checkpoint the hub could give: {error}") from error
 
 
+def _only_file(folder: Path) -> Path:
+    """The model in a folder without a config."""
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file():
+        raise ModelError(f"{folder} {ADAPTER}")
+    files = [p for p in sorted(folder.glob("*.gguf")) if not p.name.startswith("mmproj")]  # that reads pictures
+    if len(files) == 1:
+        return files[0]
+    if files:
+        raise ModelError(f"{folder} is a folder with {len(files)} .gguf files; give one of them, such as {files[0]}")
+    raise ModelError(f"{folder} is a folder without a config.json; give the folder of a Hugging Face checkpoint")
+
+
 def _nearby(path: Path) -> str:
     """For a message: whether a model with such a name lies where this one should."""
     try:
@@ -105,7 +116,7 @@ def shape_of(path: Path, config: PreTrainedConfig) -> Shape:
     """What the config and the tensors say together."""
     shape = Shape.of(config, str(path))
     if shape.tied and path.is_dir():
-        with Checkpoint(path) as checkpoint:
+        with suppress(ModelError), Checkpoint(path) as checkpoint:  # weights may come later than a plan
             return replace(shape, tied=not checkpoint.heads)
     return shape
 
@@ -296,9 +307,12 @@ def _shards(folder: Path) -> list[str]:
         return files
     if (folder / "model.safetensors").is_file():
         return ["model.safetensors"]
-    pickled = [p.name for p in folder.glob("*.bin")]
-    convert = (
-        "convert it where you trust it, with transformers' from_pretrained(FOLDER) and save_pretrained(NEW_FOLDER)"
-    )
-    hint = f"; {pickled[0]} is a pickle, which semspec does not open: {convert}" if pickled else ""
+    if (folder / "adapter_config.json").is_file():
+        raise ModelError(f"{folder} {ADAPTER}")
+    pickled, others = (sorted(p.name for p in folder.glob(form)) for form in ("*.bin", "*.safetensors"))
+    hint = f"; {pickled[0]} is a pickle, which semspec does not open: {CONVERT}" if pickled else ""
+    if others == ["consolidated.safetensors"]:
+        hint = "; consolidated.safetensors has other names of tensors: take the files that are for transformers"
+    elif others:
+        hint = f" and no {INDEX}; if {others[0]} is all of the model, rename it"
     raise ModelError(f"{folder} has no model.safetensors{hint}")

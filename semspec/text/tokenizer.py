@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from semspec.errors import BadRequest, ModelError, SemspecError
 from semspec.model.gguf_tokenizer import read_tokenizer
@@ -23,7 +24,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     try:
         if path.suffix == ".gguf":
             return read_tokenizer(path)
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = _with_template(_from_folder(path), path)
         tokenizer.deprecation_warnings[TOO_LONG] = True  # as if told already: we say it ourselves, with the real limit
         return tokenizer
     except SemspecError:
@@ -35,6 +36,31 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
                 "model came from"
             ) from error
         raise ModelError(f"{path}: the tokenizer cannot be loaded: {error}") from error
+
+
+def _from_folder(path: Path) -> PreTrainedTokenizerBase:
+    """A tokenizer with code of its own, which is never run, is what its file says."""
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        if not (path / "tokenizer.json").is_file():
+            raise ModelError(
+                f"{path}: the tokenizer is code in the checkpoint, which is never run; put its tokenizer.json there"
+            ) from error
+        return PreTrainedTokenizerFast.from_pretrained(path)
+
+
+def _with_template(tokenizer: PreTrainedTokenizerBase, path: Path) -> PreTrainedTokenizerBase:
+    """Models that also read pictures may have their chat template in a file that only transformers' processors read."""
+    file = path / "chat_template.json"
+    if not tokenizer.chat_template and file.is_file():
+        template = json.loads(file.read_text())["chat_template"]
+        if not isinstance(template, str):
+            raise ModelError(f"{file} has no text as its chat_template")
+        tokenizer.chat_template = template
+    return tokenizer
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt | list[int], form: ChatFormat = PLAIN) -> list[int]:

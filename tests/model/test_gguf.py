@@ -210,7 +210,7 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    assert "GGUF architecture 'mamba' is not supported; supported are: gemma3, llama, phi3" in refusal(
+    assert "GGUF architecture 'mamba' is not supported; supported are: gemma3, llama, mistral3" in refusal(
         tmp_path / "m.gguf"
     )
 

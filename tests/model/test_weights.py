@@ -106,7 +106,7 @@ def test_a_file_cut_short_is_named(folder: Path) -> None:
 
 
 def test_a_file_that_is_no_safetensors_is_named(folder: Path) -> None:
-    (folder / WEIGHTS).write_bytes(b"not at all")
+    (folder / WEIGHTS).write_bytes(b"<html>the page of a login</html>")
     assert f"{folder / WEIGHTS} is missing, damaged or cut short" in refusal(folder)
 
 
