@@ -19,7 +19,8 @@ from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput,
 
 from semspec.errors import BadRequest
 from semspec.model.config import context_of
-from semspec.model.hf_runner import TransformersRunner, refuse_without_truncation
+from semspec.model.hf_loading import refuse_without_truncation
+from semspec.model.hf_runner import TransformersRunner
 from semspec.options import Options
 from semspec.pair import Pair
 from semspec.pair.result import Result, Ticket

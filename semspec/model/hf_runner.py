@@ -9,70 +9,33 @@ from __future__ import annotations
 
 import copy
 import inspect
-import logging
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    DynamicCache,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from semspec.errors import ModelError
 from semspec.model.attention_metadata import AttentionMetadata, SequenceChunk
 from semspec.model.base_runner import BaseRunner
 from semspec.model.cache import Slots
-from semspec.model.config import AttentionSpec, read_config
+from semspec.model.config import AttentionSpec
 from semspec.model.decode import decode_by_score
-from semspec.model.dequantised import dequantised
+from semspec.model.hf_loading import read_model
 from semspec.model.joined import give_back, joined, padding_mask
-from semspec.model.past import SPACING, Past, cache_name, odd_layers, reads_alone
+from semspec.model.past import SPACING, Past, cache_name, reads_alone
 from semspec.model.placement import on_its_device
-from semspec.model.quantisation import Quantisation
-from semspec.model.weights import Checkpoint
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
-log = logging.getLogger(__name__)
 PROBE = [1, 2, 3, 4, 5, 6, 7]
 MAX_JOINED = 64  # tokens of each text in a pass over several; a prompt has enough for a pass of its own
 END = 8  # tokens of a prompt that are read after a checkpoint: others may have all but these in common with it
 PADDED = 1023  # tokens, up to which texts of any length share a pass
 ROUNDING = 0.05  # of the spread of a row of logits
-
-
-def loader_of(config: PreTrainedConfig, name: str) -> Any:
-    """Which of transformers' loaders makes a model that writes text: models that also read pictures do without any."""
-    for loader in (AutoModelForCausalLM, AutoModelForImageTextToText):
-        if type(config) in loader._model_mapping:
-            return loader
-    raise ModelError(f"{name}: {config.model_type!r} is no causal language model that transformers knows")
-
-
-def class_of(config: PreTrainedConfig, name: str) -> type[PreTrainedModel]:
-    return loader_of(config, name)._model_mapping[type(config)]
-
-
-def refuse_without_truncation(config: PreTrainedConfig, name: str) -> None:
-    """Refuse models that transformers does not know or whose past cannot be undone, from their config alone."""
-    kept = cache_name(class_of(config, name))
-    try:
-        odd = odd_layers(config)
-    except Exception as error:  # transformers raises many kinds here
-        raise ModelError(f"{name}: transformers makes no cache for {config.model_type!r}: {error}") from error
-    if why := "takes no cache of transformers" if kept is None else f"keeps its past in a {odd[0]}" if odd else None:
-        raise ModelError(
-            f"{name}: {config.model_type!r} {why}, so that a rejected draft cannot be undone; take a model whose "
-            "layers keep keys and values, or a recurrent state, in a cache of transformers"
-        )
 
 
 class TransformersRunner(BaseRunner):
@@ -101,24 +64,7 @@ class TransformersRunner(BaseRunner):
     def load(
         path: Path, device: torch.device, dtype: torch.dtype, slots: int, capacity: int, vocab: int | None = None
     ) -> TransformersRunner:
-        try:
-            if Quantisation.read(path) is None:
-                made = loader_of(read_config(path), str(path)).from_pretrained(
-                    path, dtype=dtype, use_safetensors=True, output_loading_info=True
-                )
-            else:
-                made = _dequantised(path, dtype)
-            model, found = made
-        except ModelError:
-            raise
-        except Exception as error:  # transformers raises many kinds here
-            raise ModelError(f"{path}: transformers cannot load it: {error}") from error
-        if found["missing_keys"]:  # transformers initialises at random what is missing
-            missing = sorted(found["missing_keys"])
-            raise ModelError(f"{path}: the checkpoint lacks {len(missing)} tensors of its config, such as {missing[0]}")
-        _tell_unread(path, model, found["unexpected_keys"])
-        model.config.name_or_path = str(path)  # where further parts may be
-        return TransformersRunner(model.to(device), slots, capacity, vocab)
+        return TransformersRunner(read_model(path, dtype).to(device), slots, capacity, vocab)
 
     @property
     def device(self) -> torch.device:
@@ -309,31 +255,6 @@ class TransformersRunner(BaseRunner):
     @property
     def _name(self) -> str:
         return f"{self.model.config.model_type} ({type(self.model).__name__})"
-
-
-def _dequantised(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, Any]]:
-    config = read_config(path)
-    model, own = class_of(config, str(path)), config.get_text_config(decoder=True)
-    config = own if model.config_class is type(own) else config
-    for one in (config, own):
-        if hasattr(one, "quantization_config"):
-            del one.quantization_config
-    with Checkpoint(path) as checkpoint:
-        tensors = dequantised(checkpoint, dtype)
-        return model.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True)
-
-
-def _tell_unread(path: Path, model: PreTrainedModel, names: Iterable[str]) -> None:
-    """Nothing says that a checkpoint is its config's but that all of it is read. Layers behind the last are another
-    matter: they draft, see heads/mtp.py."""
-    depth = model.config.get_text_config(decoder=True).num_hidden_layers
-    behind = re.compile(r"\blayers\.(\d+)\.")
-    unread = sorted(n for n in names if (at := behind.search(n)) is None or int(at[1]) < depth)
-    if unread:
-        log.warning(
-            "%s: %d tensors are not read, such as %s; if answers make no sense, the config is another model's",
-            path, len(unread), unread[0],
-        )  # fmt: skip
 
 
 def _ends_prompt(r: Score, past: Past) -> bool:

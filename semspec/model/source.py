@@ -15,7 +15,8 @@ from semspec.model.dequantised import dequantised, parameters
 from semspec.model.gguf_blocks import kept_bytes, main_kind
 from semspec.model.gguf_header import Header
 from semspec.model.graph_memory import rule_bytes
-from semspec.model.hf_runner import TransformersRunner, refuse_without_truncation
+from semspec.model.hf_loading import refuse_without_truncation
+from semspec.model.hf_runner import TransformersRunner
 from semspec.model.memory_plan import MemoryPlan
 from semspec.model.past import bytes_of_past
 from semspec.model.placement import Precision, choose_context, choose_device

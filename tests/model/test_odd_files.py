@@ -73,7 +73,7 @@ REFUSED: list[tuple[Callable[[Path], None], str]] = [
     (adapter, "has an adapter's weights .* merge_and_unload"),
     (adapter_alone, "has an adapter's weights .* merge_and_unload"),
     (pointer, "is a pointer of Git LFS, not the file itself; git lfs pull"),
-    (renamed("merged.safetensors"), "no model.safetensors.index.json; if merged.safetensors is all of the model, rename it"),
+    (renamed("merged.safetensors"), "no model.safetensors.index.json; if merged.safetensors is all of the model"),
     (renamed("consolidated.safetensors"), "take the files that are for transformers"),
     (with_code, "the checkpoint's own code, another way to load it, is never run"),
     (with_tokenizer_of_code, "is code in the checkpoint, which is never run; put its tokenizer.json there"),
