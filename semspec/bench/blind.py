@@ -125,7 +125,8 @@ def _resolution_of(measure: str, about: Mapping[str, Any], arms: Sequence[Mappin
     tests = max(1, sum(figures.get("p_holm") is not None for figures in seen))
     least = halves[len(halves) // 2] * norm.isf(ALPHA / 2 / tests) / norm.isf(ALPHA / 2)
     said = f"By {measure} a difference of about {least:.2g} is the least that shows here"
-    wanted = problems_alike(about["may_change"], tests) if about["may_change"] else 0
+    limit = about.get("may_change")  # which earlier releases did not keep
+    wanted = problems_alike(limit, tests) if limit else 0
     more = f"; with fewer than {wanted} problems no lossy rule can be called equivalent"
     return [f"{said}, less where an arm seldom differs{more if about['problems'] < wanted else ''}."]
 

@@ -175,7 +175,7 @@ class Executor(LiveTasks):
         self._waiting.remove(task)
         task.results[0] = slots
         task.slots, task.started = list(zip(request.runners, slots, strict=True)), True
-        task.prompt = len(prompts[0])
+        task.prompt = len(prompts[0]) if prompts else 0  # what drafts without a model asks for no slot
         return True
 
     def _answer(self, task: Task, request: Request, result: Any) -> None:

@@ -41,9 +41,7 @@ def test_under_load_a_server_has_no_more_memory_than_it_announced():
         assert httpx.post(f"{url}/tokenize", json={"prompt": "a b " * 9000}, timeout=WAIT).json()["count"] > 8192
         running.child.terminate()
         assert running.ended() == 0
-        lines = running.lines()  # transformers' warning of a long text is one of them
-        (ready,) = [line for line in lines if line["event"] == "ready"]
-        assert any("sequence length" in line["event"] for line in lines)
+        (ready,) = [line for line in running.lines() if line["event"] == "ready"]
     assert ready["resident_mib"] < max(had) <= ready["at_most_mib"]
     assert ready["at_most_mib"] < 2 * ready["resident_mib"], "a limit that says something"
 
