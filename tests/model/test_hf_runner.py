@@ -160,7 +160,8 @@ ROPE = {"rope_theta": 1e4, "original_max_position_embeddings": 32}
 BY_THE_LONGEST: dict[str, dict[str, Any]] = {
     "longrope": SMALL
     | {"rope_parameters": ROPE | {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0, 8.0] * 4}},
-    "dynamic": SMALL | {"max_position_embeddings": 32, "rope_parameters": ROPE | {"rope_type": "dynamic", "factor": 4.0}},
+    "dynamic": SMALL
+    | {"max_position_embeddings": 32, "rope_parameters": ROPE | {"rope_type": "dynamic", "factor": 4.0}},
     "llama4_text": SMALL
     | {"intermediate_size_mlp": 128, "head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1}
     | {"no_rope_layers": [1, 0, 1], "moe_layers": [1], "floor_scale": 16, "attn_scale": 0.5, "pad_token_id": 0},
