@@ -26,7 +26,7 @@ from semspec.model.cache import Slots
 from semspec.model.config import AttentionSpec
 from semspec.model.decode import decode_by_score
 from semspec.model.hf_loading import read_model
-from semspec.model.joined import give_back, joined, padding_mask
+from semspec.model.joined import give_back, joined, padding_mask, reads_by_the_longest
 from semspec.model.past import SPACING, Past, cache_name, reads_alone
 from semspec.model.placement import on_its_device
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
@@ -56,7 +56,8 @@ class TransformersRunner(BaseRunner):
         arguments = inspect.signature(model.forward).parameters
         self._keeps_logits, self._takes_positions = "logits_to_keep" in arguments, "position_ids" in arguments
         self._takes_mask = "attention_mask" in arguments and any(map(_has_keys, DynamicCache(config=config).layers))
-        self._joins: bool | None = None  # whether texts may share a pass; tried out when two first could
+        # Whether texts may share a pass; None: it is tried out when two first could.
+        self._joins: bool | None = False if reads_by_the_longest(model) else None
         self._probe()
         self.trees = self._takes_trees()
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -45,6 +45,19 @@ class _Keys:
 
 
 _KINDS: dict[type, type] = {}
+
+
+def reads_by_the_longest(model: nn.Module) -> bool:
+    """Whether a pass reads all of its texts as the longest of them has to be read, which no trial on short ones would
+    tell: where rotary frequencies change with the length of a text, and in Llama 4, which counts padding as tokens."""
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", ())
+        named = kinds.values() if isinstance(kinds, dict) else [kinds]
+        if any(kind == "longrope" or "dynamic" in kind for kind in named):
+            return True
+        if getattr(module, "attn_temperature_tuning", False):
+            return True
+    return False
 
 
 def joined(caches: Sequence[DynamicCache], longest: int) -> DynamicCache:

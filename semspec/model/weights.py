@@ -188,8 +188,8 @@ class Checkpoint:
         return self._get(name, (count,), ("I64", "I32"), device).long()
 
     def read(self, name: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-        module, dot, part = name.rpartition(".")
-        return self._get(f"{self._stored(module)}.{part}" if dot else name, shape, FLOATS, device).to(dtype)
+        module, dot, part = name.rpartition(".")  # a head's may belong to no module
+        return self._get(f"{self._stored(module)}{dot}{part}", shape, FLOATS, device).to(dtype)
 
     def matrix(
         self, name: str, size: tuple[int, int], device: torch.device, dtype: torch.dtype

@@ -156,6 +156,34 @@ def test_a_short_text_is_not_padded_to_a_long_one(monkeypatch: pytest.MonkeyPatc
     assert passes == [2, 2]
 
 
+ROPE = {"rope_theta": 1e4, "original_max_position_embeddings": 32}
+BY_THE_LONGEST: dict[str, dict[str, Any]] = {
+    "longrope": SMALL
+    | {"rope_parameters": ROPE | {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0, 8.0] * 4}},
+    "dynamic": SMALL
+    | {"max_position_embeddings": 32, "rope_parameters": ROPE | {"rope_type": "dynamic", "factor": 4.0}},
+    "llama4_text": SMALL
+    | {"intermediate_size_mlp": 128, "head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1}
+    | {"no_rope_layers": [1, 0, 1], "moe_layers": [1], "floor_scale": 16, "attn_scale": 0.5, "pad_token_id": 0},
+}
+
+
+@pytest.mark.parametrize("kind", BY_THE_LONGEST)
+def test_a_text_is_not_read_as_a_longer_one_beside_it_has_to_be(kind: str) -> None:
+    """Rotary frequencies for long texts, and a scale of attention that counts padding: short texts do not show it."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind if kind == "llama4_text" else "llama", **BY_THE_LONGEST[kind])
+    runner = TransformersRunner(AutoModelForCausalLM.from_config(config, dtype=torch.float32), 3, 128)
+    lengths, tokens = (60, 20, 20), text(4, 70)
+    slots = [runner.acquire() for _ in lengths]
+    for slot, n in zip(slots, lengths, strict=True):
+        runner.score([Score(runner, slot, tokens[:n], 0)])
+    (expected,) = runner.score([Score(runner, slots[2], tokens[20:24], 4)])
+    pairs = zip(slots[:2], lengths, strict=False)
+    _, row = runner.score([Score(runner, slot, tokens[n : n + 4], 4) for slot, n in pairs])
+    torch.testing.assert_close(row.logits, expected.logits, atol=1e-4, rtol=1e-4)
+
+
 def test_a_model_that_takes_no_mask_reads_each_text_by_itself(
     case: tuple[PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from semspec.model.heads.mtp_runner import MtpRunner
 from semspec.model.hf_runner import TransformersRunner
 from semspec.types import Decode, Sampling, Score
 from tests.checkpoints import SMALL, VOCAB, edit_config, make_model, save
-from tests.model.test_hf_runner import RECURRENT, text
+from tests.model.test_hf_runner import MODELS, RECURRENT, text
 
 QWEN = RECURRENT["qwen3_5_text"]
 MIXTURE = {
@@ -155,6 +155,19 @@ def test_the_first_guess_is_that_of_transformers(kind: str, tmp_path: Path) -> N
     torch.testing.assert_close(rows.logits[0], expected[0, 0], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["glm4_moe", "deepseek_v3"])
+def test_what_chooses_the_experts_is_as_precise_as_in_the_model(kind: str, tmp_path: Path) -> None:
+    """These numbers are far from zero and near each other: in bfloat16 all would be the same."""
+    model, bias = build(kind), torch.tensor([8.0, 8.01, 8.02, 8.03])
+    layer, folder = Layer(model), save(model, tmp_path)
+    layer.parts[3].get_submodule("mlp.gate").e_score_correction_bias.copy_(bias)
+    layer.write(folder)
+    target = Source.find(folder).load("cpu", "bfloat16", 1, 64)
+    head = MtpHead.load("", target)
+    assert head.joined.weight.dtype == torch.bfloat16
+    torch.testing.assert_close(head.block.get_submodule("mlp.gate").e_score_correction_bias, bias)
+
+
 def learnt(model: PreTrainedModel, layer: Layer, texts: list[list[int]]) -> None:
     """Train the layer to guess the token after the one that it reads."""
     with torch.no_grad():
@@ -235,6 +248,29 @@ def test_a_quantised_checkpoint_has_its_layer_in_codes(trained: Path, tmp_path: 
     assert 0.001 < float((ours - theirs).norm() / theirs.norm()) < 0.06
 
 
+def test_a_layer_is_found_whose_projection_is_in_codes(tmp_path: Path) -> None:
+    """Which are not named as a weight is."""
+    model = build("qwen3_5_text")
+    folder = save(model, tmp_path)
+    Layer(model).write(folder)
+    stored = load_file(folder / "model.safetensors")
+    weight = stored.pop("mtp.fc.weight")
+    scale = weight.abs().amax(-1, keepdim=True) / 7
+    codes = (weight / scale).round().clamp(-8, 7).int() + 8
+    packed = (codes.view(64, -1, 8) << torch.arange(0, 32, 4, dtype=torch.int32)).sum(-1, dtype=torch.int32)
+    stored |= {
+        "mtp.fc.weight_packed": packed,
+        "mtp.fc.weight_scale": scale,
+        "mtp.fc.weight_shape": torch.tensor([64, 128]),
+    }
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    weights = {"num_bits": 4, "strategy": "channel", "symmetric": True, "type": "int"}
+    groups = {"group_0": {"targets": ["re:mtp.fc"], "weights": weights, "format": "pack-quantized"}}
+    edit_config(folder, quantization_config={"quant_method": "compressed-tensors", "config_groups": groups})
+    found = MtpHead.load("", target_of(folder)).joined.weight.detach()
+    torch.testing.assert_close(found, (codes - 8) * scale)
+
+
 def test_a_layer_that_guesses_the_wrong_token_is_refused(tmp_path: Path) -> None:
     model = build("qwen3_5_text")
     folder = save(model, tmp_path)
@@ -256,6 +292,10 @@ def test_what_cannot_work_is_refused(tmp_path: Path, target_folder: Path) -> Non
     save_file(stored, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelError, match=r"model\.layers\.3\.self_attn\.k_proj"):
         MtpHead.load("", target_of(folder))
+    indexed = AutoModelForCausalLM.from_config(AutoConfig.for_model("glm_moe_dsa", **MODELS["glm_moe_dsa"]))
+    Layer(indexed).write(save(indexed, tmp_path / "indexed"))
+    with pytest.raises(ModelError, match="GlmMoeDsaDecoderLayer cannot be run by itself as its MTP layer"):
+        MtpHead.load("", target_of(tmp_path / "indexed"))
     native = save(make_model("qwen3"), tmp_path / "native")
     with pytest.raises(ModelError, match="no model of this target's family"):
         MtpHead.load("", ModelRunner.load(native, device="cpu", slots=1, context=64))

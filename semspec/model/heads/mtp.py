@@ -21,6 +21,7 @@ from transformers import DynamicCache, PreTrainedConfig
 
 from semspec.errors import ModelError
 from semspec.model.hf_runner import TransformersRunner
+from semspec.model.past import Past
 from semspec.model.quantised import QuantisedLinear
 from semspec.model.weights import Checkpoint, locate
 from semspec.model.wrapper import unwrap
@@ -62,12 +63,12 @@ class Layout:
     @staticmethod
     def of(checkpoint: Checkpoint, depth: int) -> Layout | None:
         """Qwen3-Next and Qwen3.5 have `mtp.*`; DeepSeek, GLM and others one more layer behind the last."""
-        if "mtp.fc.weight" in checkpoint.names:
+        if "mtp.fc" in checkpoint.modules:  # in floats or in codes
             return Layout(
                 "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.layers.0", "mtp.norm", True
             )
-        pattern = re.compile(rf"(.*\blayers\.{depth})\.eh_proj\.weight")
-        found = next((match for name in checkpoint.names if (match := pattern.fullmatch(name))), None)
+        pattern = re.compile(rf"(.*\blayers\.{depth})\.eh_proj")
+        found = next((match for name in checkpoint.modules if (match := pattern.fullmatch(name))), None)
         if found is None:
             return None
         at = found[1]
@@ -116,6 +117,21 @@ class MtpHead:
             (self.joined, layout.joined), (self.block, layout.block), (self.final_norm, layout.final_norm),
         ):  # fmt: skip
             self._load(module, name, checkpoint)
+        try:
+            self._try()
+        except Exception as error:  # and may read its past in any way
+            raise ModelError(
+                f"{checkpoint.folder}: {kind.__name__} cannot be run by itself as its MTP layer: {error}; take another "
+                "drafter"
+            ) from error
+
+    @torch.inference_mode()
+    def _try(self) -> None:
+        """Two pairs, and one after them."""
+        cache, tokens = Past(self.cache_config).cache, torch.zeros(3, dtype=torch.long, device=self.device)
+        states = torch.zeros(3, self.shape.width, device=self.device, dtype=self.dtype)
+        self.forward(tokens[:2], states[:2], 0, cache, 1)
+        self.forward(tokens[2:], states[2:], 2, cache, 1)
 
     @staticmethod
     def load(path: str | Path, target: Runner) -> MtpHead:
@@ -155,25 +171,27 @@ class MtpHead:
         return self._model.get_output_embeddings()(normed), normed if self.layout.feeds_normed else x
 
     def _load(self, module: nn.Module, name: str, checkpoint: Checkpoint) -> None:
-        own = {}
-        for key, value in module.state_dict().items():
-            own[key] = self._read(f"{name}.{key}", tuple(value.shape), checkpoint).to(value.dtype)
+        own, precise = {}, set(self._model._keep_in_fp32_modules_strict or ())
+        for key, value in module.state_dict(keep_vars=True).items():
+            if precise.intersection(key.split(".")):  # as in the model: such numbers choose the experts
+                value.data = value.data.float()
+            own[key] = self._read(f"{name}.{key}", tuple(value.shape), checkpoint, value.dtype)
         module.load_state_dict(own)
 
-    def _read(self, name: str, size: tuple[int, ...], checkpoint: Checkpoint) -> Tensor:
+    def _read(self, name: str, size: tuple[int, ...], checkpoint: Checkpoint, dtype: torch.dtype) -> Tensor:
         where, _, part = name.rpartition(".")
         if part in STACKED and name not in checkpoint.names and len(size) == 3:
             parts, (outputs, inputs) = STACKED[part], size[1:]
             each = outputs // len(parts), inputs
             experts = [
-                torch.cat([self._read(f"{where}.{i}.{one}.weight", each, checkpoint) for one in parts])
+                torch.cat([self._read(f"{where}.{i}.{one}.weight", each, checkpoint, dtype) for one in parts])
                 for i in range(size[0])
             ]
             return torch.stack(experts)
         if part == "weight" and len(size) == 2:
-            made = checkpoint.matrix(where, (size[0], size[1]), self.device, self.dtype)
-            return made.dequantised(self.dtype) if isinstance(made, QuantisedLinear) else made
-        return checkpoint.read(name, size, self.device, self.dtype)
+            made = checkpoint.matrix(where, (size[0], size[1]), self.device, dtype)
+            return made.dequantised(dtype) if isinstance(made, QuantisedLinear) else made
+        return checkpoint.read(name, size, self.device, dtype)
 
 
 def config_of_layer(config: PreTrainedConfig) -> PreTrainedConfig:

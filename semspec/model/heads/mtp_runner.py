@@ -1,5 +1,5 @@
 """The runner of an MTP layer: pairs and states are those of an EAGLE head, keys and values lie in transformers' caches,
-and each sequence has a pass of its own, as its target has."""
+and each sequence has a pass of its own, a layer long."""
 
 from __future__ import annotations
 
