@@ -35,6 +35,7 @@ PROBE = [1, 2, 3, 4, 5, 6, 7]
 MAX_JOINED = 64  # tokens of each text in a pass over several; a prompt has enough for a pass of its own
 END = 8  # tokens of a prompt that are read after a checkpoint: others may have all but these in common with it
 PADDED = 1023  # tokens, up to which texts of any length share a pass
+MAX_KEYS = 1 << 16  # of all texts in a pass: transformers copies each layer's, for all heads of its queries
 ROUNDING = 0.05  # of the spread of a row of logits
 
 
@@ -121,7 +122,7 @@ class TransformersRunner(BaseRunner):
 
     def _together(self, requests: Sequence[Score]) -> list[list[Score]]:
         """Those that one pass can serve: short, of equally many tokens, and after texts of about the same length, since
-        all are padded to the longest."""
+        all are padded to the longest; and not too many tokens in all, as the memory for them is nobody's plan."""
         parts = dict[tuple[int, ...], list[Score]]()
         for r in requests:
             past = self._pasts[r.slot]
@@ -132,7 +133,8 @@ class TransformersRunner(BaseRunner):
         if self._joins is None and any(len(part) > 1 for part in parts.values()):
             self._joins = self._joins_right()
             return self._together(requests)
-        return list(parts.values())
+        sizes = {key: max(1, MAX_KEYS >> key[-1]) for key in parts}  # of doublings; a text alone is one in any case
+        return [part[i : i + sizes[key]] for key, part in parts.items() for i in range(0, len(part), sizes[key])]
 
     def _score_joined(self, requests: list[Score]) -> list[ScoreOutput]:
         pasts = [self._pasts[r.slot] for r in requests]

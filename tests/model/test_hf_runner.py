@@ -154,6 +154,9 @@ def test_a_short_text_is_not_padded_to_a_long_one(monkeypatch: pytest.MonkeyPatc
     runner.model.register_forward_pre_hook(lambda _, args: passes.append(len(args[0])))
     runner.score([Score(runner, slot, [5], 1) for slot in slots])
     assert passes == [2, 2]
+    monkeypatch.setattr(hf_runner, "MAX_KEYS", 64)  # two of the short ones, and one of those that take up to 64 each
+    runner.score([Score(runner, slot, [6], 1) for slot in slots])
+    assert passes == [2, 2, 2, 1, 1]
 
 
 ROPE = {"rope_theta": 1e4, "original_max_position_embeddings": 32}
