@@ -50,6 +50,10 @@ SIZES = {
     "attention.sliding_window": "sliding_window",
 }
 WINDOWED = ("gemma3_text", "phi3")  # llama.cpp ignores the window of the others
+ENDS = {
+    "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>",
+    "<end_of_utterance>", "<｜end▁of▁sentence｜>",
+}  # fmt: skip
 NEEDED = ("block_count", "embedding_length", "feed_forward_length", "attention.head_count")
 
 
@@ -86,7 +90,7 @@ def config_of(header: Header) -> PreTrainedConfig:
         "rms_norm_eps": _number(header, own, "attention.layer_norm_rms_epsilon", float),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "attention_bias": "blk.0.attn_output.bias" in header.tensors,
-        "eos_token_id": header.metadata.get("tokenizer.ggml.eos_token_id"),
+        "eos_token_id": _ends(header),
         "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
         "pad_token_id": None,
         "dtype": {Kind.F32: "float32", Kind.F16: "float16"}.get(embedding.kind, "bfloat16"),
@@ -110,6 +114,15 @@ def config_of(header: Header) -> PreTrainedConfig:
         return AutoConfig.for_model(model_type, **settings)
     except Exception as error:  # transformers raises many kinds here
         raise ModelError(f"{header.path}: its metadata make no {model_type} model: {error}") from error
+
+
+def _ends(header: Header) -> list[int] | None:
+    """Tokens that end a text. A file names one, and maybe one that ends a turn; of many chat models it names the one of
+    texts only, and turns end with another, which is known by its name."""
+    found = {header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")}
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    found |= {i for i, token in enumerate(tokens if isinstance(tokens, list) else ()) if token in ENDS}
+    return sorted(i for i in found if isinstance(i, int)) or None
 
 
 def _sizes(header: Header, own: dict[str, Any]) -> dict[str, int]:
