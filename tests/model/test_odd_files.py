@@ -20,7 +20,7 @@ from semspec.model.weights import locate
 from semspec.text.tokenizer import load_tokenizer
 from semspec.types import Score
 from tests import gguf_files
-from tests.checkpoints import YARN, make_model, make_tokenizer, save
+from tests.checkpoints import LINEAR, YARN, make_model, make_tokenizer, save
 
 CODE = {"AutoConfig": "configuration_x.X", "AutoModelForCausalLM": "modeling_x.X"}
 
@@ -185,6 +185,53 @@ def test_the_ends_of_yarn_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     wrong = written(model, tmp_path / "n.gguf", monkeypatch, "qwen2", rope__scaling__yarn_log_multiplier=0.1)
     with pytest.raises(ModelError, match=r"yarn_log_multiplier is 0\.1.*not supported"):
         Source.find(wrong)
+
+
+LOCAL, GLOBAL = ({"rope_type": "default", "rope_theta": base} for base in (500.0, 50000.0))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "fields"),
+    [
+        ("llama3", {"rope_parameters": LINEAR}, {"rope__scale_linear": 4.0}),  # as files of 2023 have it
+        ("gemma3", {"rope_parameters": {"sliding_attention": LOCAL, "full_attention": GLOBAL}}, {}),
+        ("gemma3", {"layer_types": ["sliding_attention", "full_attention"] * 2}, {"pattern": 2}),
+        ("gemma3", {"layer_types": ["sliding_attention"] * 4}, {"pattern": 0}),
+    ],
+)
+def test_rotations_and_windows_of_layers_are_the_files(
+    family: str, changes: dict[str, object], fields: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if family == "gemma3":
+        ropes = {"sliding_attention": LOCAL, "full_attention": GLOBAL}
+        changes = {
+            "num_hidden_layers": 7,
+            "layer_types": None,
+            "query_pre_attn_scalar": 32,
+            "rope_parameters": ropes,
+        } | changes
+        changes |= {"num_hidden_layers": len(changes["layer_types"] or range(7))}  # type: ignore[arg-type]
+        fields = {"rope__freq_base_swa": 500.0} | fields
+    else:
+        monkeypatch.setattr(gguf.GGUFWriter, "add_rope_scaling_type", lambda *_: None)
+        monkeypatch.setattr(gguf.GGUFWriter, "add_rope_scaling_factor", lambda *_: None)
+    fields = {k.replace("pattern", "attention__sliding_window_pattern"): v for k, v in fields.items()}
+    model, tokens = make_model(family, **changes), list(range(3, 63))
+    path = written(model, tmp_path / "m.gguf", monkeypatch, {"llama3": "llama"}.get(family, family), **fields)
+    torch.testing.assert_close(logits(path, tokens), expected(model, tokens), atol=1e-4, rtol=1e-4)
+
+
+def test_scalings_beside_others_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    factor = {"rope__scale_linear": 4.0}
+    both = written(make_model("llama3.1"), tmp_path / "m.gguf", monkeypatch, "llama", **factor)
+    with pytest.raises(ModelError, match=r"rope_freqs\.weight beside rope\.scaling\.type 'linear' is not supported"):
+        Source.find(both)
+    monkeypatch.undo()
+    gained = written(
+        make_model("llama3"), tmp_path / "n.gguf", monkeypatch, "llama", **factor, rope__scaling__attn_factor=1.5
+    )
+    with pytest.raises(ModelError, match=r"rope\.scaling\.attn_factor is 1\.5, which is not supported"):
+        Source.find(gained)
 
 
 def test_what_a_gguf_file_alone_does_not_have_or_we_do_not_do_is_named(
