@@ -34,6 +34,7 @@ class Family:
     ffn_out_norm: str = ""
     norm_offset: float = 0.0  # norms multiply by their weight and this
     scaled_embedding: bool = False  # embeddings are multiplied by the root of the width
+    windowed: bool = False  # a sliding window in the config is all layers'; others name its layers, or ignore it
     router: str = ""  # the router of a mixture of experts
     expert: tuple[str, str, str] = ("", "", "")  # and gate, up and down projection of expert {e}
 
@@ -43,14 +44,14 @@ QWEN_EXPERT = ("mlp.experts.{e}.gate_proj", "mlp.experts.{e}.up_proj", "mlp.expe
 MIXTRAL_EXPERT = tuple(f"block_sparse_moe.experts.{{e}}.{w}" for w in ("w1", "w3", "w2"))
 FAMILIES: dict[str, Family] = {
     "llama": Family(),
-    "mistral": Family(),
+    "mistral": Family(windowed=True),
     "smollm3": Family(),
     "qwen2": QWEN2,
     "qwen2_vl_text": QWEN2,  # in a text, each part of a position is the same number
     "qwen2_5_vl_text": QWEN2,
     "qwen3": QWEN3,
     "qwen3_vl_text": QWEN3,
-    "phi3": Family(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
+    "phi3": Family(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",), windowed=True),
     "gemma3_text": Family(
         qk_norm=True,
         attention_out_norm="post_attention_layernorm",
@@ -59,8 +60,8 @@ FAMILIES: dict[str, Family] = {
         norm_offset=1.0,
         scaled_embedding=True,
     ),
-    "qwen3_moe": Family(qk_norm=True, router="mlp.gate", expert=QWEN_EXPERT),
-    "mixtral": Family(router="block_sparse_moe.gate", expert=MIXTRAL_EXPERT),  # type: ignore[arg-type]
+    "qwen3_moe": Family(qk_norm=True, router="mlp.gate", expert=QWEN_EXPERT, windowed=True),
+    "mixtral": Family(router="block_sparse_moe.gate", expert=MIXTRAL_EXPERT, windowed=True),  # type: ignore[arg-type]
 }
 # Models that also read pictures, whose text is written by one of these families and nothing else.
 WITH_PICTURES = (
@@ -275,6 +276,7 @@ def _head_dim(config: PreTrainedConfig) -> int:
 def _attention_specs(config: PreTrainedConfig, name: str) -> tuple[AttentionSpec, ...]:
     """By layer. Configs have a window for all layers, a kind for each, or layers without rotation; rotary parameters
     are given once, or for each kind of layer."""
+    windowed = ["sliding_attention", *([None] if FAMILIES[config.model_type].windowed else [])]
     depth = config.num_hidden_layers
     kinds: list[str | None] = list(getattr(config, "layer_types", None) or [None] * depth)
     window = getattr(config, "sliding_window", None)
@@ -282,9 +284,7 @@ def _attention_specs(config: PreTrainedConfig, name: str) -> tuple[AttentionSpec
     parameters = config.rope_parameters or {}
     rotary = {kind: _rotary(config, name, kind if kind in parameters else None) for kind in set(kinds)}
     specs = {
-        (kind, rope): AttentionSpec(
-            window if kind in (None, "sliding_attention") else None, rotary[kind] if rope else None
-        )
+        (kind, rope): AttentionSpec(window if kind in windowed else None, rotary[kind] if rope else None)
         for kind in rotary
         for rope in (True, False)
     }

@@ -127,6 +127,25 @@ def logits(path: Path, tokens: list[int]) -> torch.Tensor:
     return runner.score([Score(runner, runner.acquire(), tokens, len(tokens))])[0].logits
 
 
+def test_biases_that_no_one_reads_are_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file, one = folder / "model.safetensors", "model.layers.1.self_attn.q_proj.bias"
+    for bias, told in ((torch.zeros(64), False), (torch.ones(64), True)):
+        save_file(load_file(file) | {one: bias}, file, {"format": "pt"})
+        logits(folder, [5, 6])
+        assert (f"1 biases are not read, such as {one}" in caplog.text) == told
+    caplog.clear()
+    logits(save(make_model("llama-bias"), folder / "biased"), [5, 6])
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("family", ["llama3", "mistral", "qwen3-moe"])
+def test_a_window_is_a_familys_that_has_one(family: str, folder: Path) -> None:
+    """A model of Mistral's that was made a Llama may still speak of its window, which Llamas do not have."""
+    model, tokens = make_model(family, sliding_window=20, use_sliding_window=True), list(range(3, 63))
+    edit(save(model, folder) / "config.json", sliding_window=20)
+    torch.testing.assert_close(logits(folder, tokens), expected(model, tokens), atol=1e-4, rtol=1e-4)
+
+
 def test_a_folder_of_gguf_files_has_one_model_or_says_so(tmp_path: Path) -> None:
     for name in ("model-Q8_0.gguf", "mmproj-F16.gguf"):
         (tmp_path / name).touch()
