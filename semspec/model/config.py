@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from semspec.errors import ModelError
+from semspec.errors import ModelError, in_a_line
 from semspec.model.gguf_config import config_of
 from semspec.model.gguf_header import Header
 from semspec.model.quantisation import Quantisation
@@ -152,6 +153,13 @@ class Shape:
 
     @staticmethod
     def of(config: PreTrainedConfig, name: str = "config") -> Shape:
+        try:
+            return Shape._of(config, name)
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:  # of odd types or sizes
+            raise ModelError(f"{name}: the config.json makes no model: {in_a_line(error)}") from error
+
+    @staticmethod
+    def _of(config: PreTrainedConfig, name: str) -> Shape:
         config = text_of(config) if config.model_type in WITH_PICTURES else config
         family = FAMILIES.get(config.model_type)
         if family is None:
@@ -216,7 +224,12 @@ def read_config(path: Path) -> PreTrainedConfig:
                 f"{path}: transformers does not know this model's type, and the checkpoint's own code, another way "
                 "to load it, is never run; take a release of transformers that knows it, or a model that it knows"
             ) from error
-        raise ModelError(f"{path}: the config.json cannot be read: {error}") from error
+        if "does not recognize this architecture" in str(error):
+            raise ModelError(
+                f"{path}: transformers {transformers.__version__} does not know this model's type; a newer release may "
+                "(pip install --upgrade transformers)"
+            ) from error
+        raise ModelError(f"{path}: the config.json cannot be read: {in_a_line(error)}") from error
 
 
 def context_of(config: PreTrainedConfig) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from gguf import GGMLQuantizationType as Kind
 from transformers import AutoConfig, PreTrainedConfig
 
-from semspec.errors import ModelError
+from semspec.errors import ModelError, in_a_line
 from semspec.model.gguf_header import Header
 
 MAX_SIZE = 1 << 20  # of all sizes but the context; more is a damaged file
@@ -116,7 +116,7 @@ def config_of(header: Header) -> PreTrainedConfig:
     try:
         return AutoConfig.for_model(model_type, **settings)
     except Exception as error:  # transformers raises many kinds here
-        raise ModelError(f"{header.path}: its metadata make no {model_type} model: {error}") from error
+        raise ModelError(f"{header.path}: its metadata make no {model_type} model: {in_a_line(error)}") from error
 
 
 def _ends(header: Header) -> list[int] | None:

@@ -42,6 +42,7 @@ ADAPTER = (
     "model (peft: merge_and_unload), save that, and give its folder"
 )
 CONVERT = "convert it where you trust it, with transformers' from_pretrained(FOLDER) and save_pretrained(NEW_FOLDER)"
+PART = re.compile(r"-of-\d+\.safetensors$")
 ROWS = 4096  # of a matrix, compared at a time
 TEXT_PARTS = (
     "model.language_model.",
@@ -333,6 +334,8 @@ def _shards(folder: Path) -> list[str]:
     hint = f"; {pickled[0]} is a pickle, which semspec does not open: {CONVERT}" if pickled else ""
     if others == ["consolidated.safetensors"]:
         hint = "; consolidated.safetensors has other names of tensors: take the files that are for transformers"
+    elif others and any(PART.search(name) for name in others):
+        hint = f" and no {INDEX}, which names its {len(others)} parts; fetch that file, too"
     elif others:
         hint = f" and no {INDEX}; if {others[0]} is all of the model, rename it"
     raise ModelError(f"{folder} has no model.safetensors{hint}")

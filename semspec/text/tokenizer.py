@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from semspec.errors import BadRequest, ModelError, SemspecError, cause
+from semspec.errors import BadRequest, ModelError, SemspecError, in_a_line
 from semspec.model.gguf_tokenizer import read_tokenizer
 from semspec.text.chat import PLAIN, ChatFormat, Messages, encode_chat, whole_characters
 
@@ -30,14 +30,13 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     except SemspecError:
         raise
     except Exception as error:  # transformers raises many kinds here
-        files = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
+        files = ("tokenizer.*", "vocab*", "*.model", "*.tiktoken")
         if path.is_dir() and not any(any(path.glob(pattern)) for pattern in files):
             raise ModelError(
                 f"{path} has weights but no tokenizer; copy tokenizer.json and tokenizer_config.json from where the "
                 "model came from"
             ) from error
-        why = cause(error) if isinstance(error, KeyError) else error
-        raise ModelError(f"{path}: the tokenizer cannot be loaded: {why}") from error
+        raise ModelError(f"{path}: the tokenizer cannot be loaded: {in_a_line(error)}") from error
 
 
 def _from_folder(path: Path) -> PreTrainedTokenizerBase:

@@ -64,6 +64,20 @@ def with_code(folder: Path) -> None:
     edit(folder / "config.json", model_type="of its own", auto_map=CODE)
 
 
+def configured(**changes: object) -> Callable[[Path], None]:
+    return lambda folder: edit(folder / "config.json", **changes)
+
+
+def in_parts(folder: Path) -> None:
+    make_model("llama3").save_pretrained(folder, max_shard_size="30KB")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").unlink()
+
+
+def without_its_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
 def with_tokenizer_of_code(folder: Path) -> None:
     edit(folder / "tokenizer_config.json", tokenizer_class="Own", auto_map={"AutoTokenizer": ["own.Own", None]})
     (folder / "tokenizer.json").unlink()
@@ -76,6 +90,12 @@ REFUSED: list[tuple[Callable[[Path], None], str]] = [
     (renamed("merged.safetensors"), "no model.safetensors.index.json; if merged.safetensors is all of the model"),
     (renamed("consolidated.safetensors"), "take the files that are for transformers"),
     (with_code, "the checkpoint's own code, another way to load it, is never run"),
+    (configured(model_type="llama9"), "transformers .* does not know this model's type; a newer release may"),
+    (configured(hidden_size="64"), "config.json cannot be read: .*'hidden_size' expected int, got str"),
+    (configured(rope_parameters={"rope_type": "default", "rope_theta": None}), "config.json makes no model: .*None"),
+    (configured(rope_parameters={"rope_type": "new", "factor": 2}), "transformers cannot load it: KeyError: 'new'"),
+    (in_parts, "no model.safetensors.index.json, which names its 17 parts; fetch that file"),
+    (without_its_tokenizer, "has weights but no tokenizer; copy tokenizer.json"),
     (with_tokenizer_of_code, "is code in the checkpoint, which is never run; put its tokenizer.json there"),
 ]
 
@@ -86,8 +106,9 @@ def test_what_is_no_model_as_it_lies_there_says_what_to_do(
 ) -> None:
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("nobody is asked whether code may be run"))
     change(folder)
-    with pytest.raises(ModelError, match=says):
+    with pytest.raises(ModelError, match=says) as error:
         semspec.load(folder, slots=1, context=64)
+    assert "\n" not in str(error.value)
 
 
 def test_a_tokenizer_with_code_is_read_from_its_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +129,13 @@ def test_a_chat_template_of_a_processor_is_the_models(folder: Path) -> None:
         (folder / "chat_template.json").write_text(wrong)
         with pytest.raises(ModelError, match=r"chat_template|tokenizer cannot be loaded"):
             load_tokenizer(folder)
+
+
+def test_progress_of_transformers_is_for_people(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    edit(folder / "config.json", hidden_act="gelu")
+    capfd.readouterr()
+    assert Source.find(folder).load("cpu", "float32", 1, 64)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_tensors_of_other_parts_do_not_disturb(folder: Path) -> None:
