@@ -226,8 +226,8 @@ def read_config(path: Path) -> PreTrainedConfig:
             ) from error
         if "does not recognize this architecture" in str(error):
             raise ModelError(
-                f"{path}: transformers {transformers.__version__} does not know this model's type; a newer release may "
-                "(pip install --upgrade transformers)"
+                f"{path}: the config.json cannot be read: transformers {transformers.__version__} does not know this "
+                "model's type; a newer release may (pip install --upgrade transformers)"
             ) from error
         raise ModelError(f"{path}: the config.json cannot be read: {in_a_line(error)}") from error
 

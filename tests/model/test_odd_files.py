@@ -118,6 +118,20 @@ def test_a_tokenizer_with_code_is_read_from_its_file(folder: Path, monkeypatch: 
     assert tokenizer.encode("the sky") == make_tokenizer().encode("the sky") and tokenizer.chat_template
 
 
+@pytest.mark.parametrize(("kind", "told"), [("mistral", True), ("llama", False)])
+def test_words_that_mistral_cuts_otherwise_by_now_are_told(
+    kind: str, told: bool, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """transformers' own word on it is not among those that the command line shows."""
+    file = folder / "tokenizer.json"
+    made = json.loads(file.read_text())
+    made["model"]["vocab"] |= {f"more {i}": 400 + i for i in range(100_001)}
+    file.write_text(json.dumps(made))
+    edit(folder / "config.json", model_type=kind, transformers_version="4.57.0")
+    load_tokenizer(folder)
+    assert ("before Mistral corrected how words are cut" in caplog.text) == told
+
+
 def test_a_chat_template_of_a_processor_is_the_models(folder: Path) -> None:
     for file in folder.glob("*.jinja"):
         file.unlink()
