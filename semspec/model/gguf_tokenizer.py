@@ -70,6 +70,8 @@ def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     metadata = Header.read(path).metadata
     own = {k.removeprefix("tokenizer.ggml."): v for k, v in metadata.items() if k.startswith("tokenizer.ggml.")}
     kind, tokens = own.get("model"), own.get("tokens")
+    if kind is None or tokens is None:
+        raise ModelError(f"{path} has no tokenizer in it; take a file that has one")
     if kind not in ("gpt2", "llama") or not isinstance(tokens, list):
         raise ModelError(
             f"{path}: a tokenizer of kind {kind!r} is not supported; supported are gpt2 (byte-level BPE) and llama "

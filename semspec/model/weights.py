@@ -42,6 +42,7 @@ ADAPTER = (
     "model (peft: merge_and_unload), save that, and give its folder"
 )
 CONVERT = "convert it where you trust it, with transformers' from_pretrained(FOLDER) and save_pretrained(NEW_FOLDER)"
+GGUF_PART = re.compile(r"-of-\d+\.gguf$")
 PART = re.compile(r"-of-\d+\.safetensors$")
 ROWS = 4096  # of a matrix, compared at a time
 TEXT_PARTS = (
@@ -96,7 +97,7 @@ def _only_file(folder: Path) -> Path:
     if adapter.is_file():
         raise ModelError(f"{folder} {ADAPTER}")
     files = [p for p in sorted(folder.glob("*.gguf")) if not p.name.startswith("mmproj")]  # that reads pictures
-    if len(files) == 1:
+    if files and (len(files) == 1 or all(GGUF_PART.search(p.name) for p in files)):  # parts are told when one is read
         return files[0]
     if files:
         raise ModelError(f"{folder} is a folder with {len(files)} .gguf files; give one of them, such as {files[0]}")

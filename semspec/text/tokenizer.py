@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from semspec.errors import BadRequest, ModelError, SemspecError, in_a_line
 from semspec.model.gguf_tokenizer import read_tokenizer
-from semspec.text.chat import PLAIN, ChatFormat, Messages, encode_chat, whole_characters
+from semspec.text.chat import PLAIN, ChatFormat, Messages, encode_chat, template_of, whole_characters
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +103,8 @@ def thinking_markers(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int] | No
 
 
 def _marker_words(tokenizer: PreTrainedTokenizerBase, vocabulary: dict[str, int]) -> tuple[str, str] | None:
-    template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
-    named = [(found[0].replace("/", "", 1), found[0]) for found in CLOSING.finditer(template)]
+    closing = CLOSING.finditer(template_of(tokenizer))
+    named = [(found[0].replace("/", "", 1), found[0]) for found in closing]
     return next(((b, e) for b, e in (*THINKING, *named) if b in vocabulary and e in vocabulary), None)
 
 

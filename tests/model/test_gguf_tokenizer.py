@@ -182,6 +182,9 @@ def test_a_template_for_tools_is_read_too(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     made = original("gpt-2")
+    (tmp_path / "n.gguf").write_bytes(b"GGUF" + bytes([3, *[0] * 19]))
+    with pytest.raises(ModelError, match=r"n.gguf has no tokenizer in it; take a file that has one"):
+        load_tokenizer(tmp_path / "n.gguf")
     with pytest.raises(ModelError, match="a tokenizer of kind 't5' is not supported; supported are gpt2"):
         load_tokenizer(file_of(tmp_path / "a.gguf", kinds(made), "t5"))
     with pytest.raises(ModelError, match=r"eos_token_id is 4096, and its vocabulary has \d+ tokens"):

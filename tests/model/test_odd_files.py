@@ -192,6 +192,11 @@ def test_a_folder_of_gguf_files_has_one_model_or_says_so(tmp_path: Path) -> None
     for name in ("model-Q8_0.gguf", "mmproj-F16.gguf"):
         (tmp_path / name).touch()
     assert locate(tmp_path) == tmp_path / "model-Q8_0.gguf"
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    for number in (1, 2):
+        (parts / f"model-0000{number}-of-00002.gguf").touch()
+    assert locate(parts) == parts / "model-00001-of-00002.gguf", "which says how parts are joined when it is read"
     (tmp_path / "model-Q4_0.gguf").touch()
     with pytest.raises(ModelError, match=r"with 2 .gguf files; give one of them, such as .*model-Q4_0.gguf"):
         locate(tmp_path)
