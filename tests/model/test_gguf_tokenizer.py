@@ -53,6 +53,14 @@ ORIGINALS: dict[str, tuple[list[PreTokenizer], tuple[str, ...]]] = {
         split(SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + TAIL),
         ("<｜end▁of▁sentence｜>", "<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
     ),
+    "deepseek-coder": (
+        [
+            *(pre_tokenizers.Split(Regex(p), "isolated") for p in (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+")),
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(False, use_regex=False),
+        ],
+        ("<|EOT|>", "<｜begin▁of▁sentence｜>"),
+    ),
     "tekken": (split("|".join([*HEAD, r"\p{N}"]) + PATHS), ("</s>", "[INST]", "<unk>")),
     "gpt-4o": (split("|".join([*(f"{w}{SHORT}?" for w in HEAD), r"\p{N}{1,3}"]) + PATHS), ("<|endoftext|>", "<|end|>")),
 }  # fmt: skip
