@@ -55,7 +55,8 @@ ORIGINALS: dict[str, tuple[list[PreTokenizer], tuple[str, ...]]] = {
     ),
     "deepseek-coder": (
         [
-            *(pre_tokenizers.Split(Regex(p), "isolated") for p in (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+")),
+            *(pre_tokenizers.Split(Regex(p), "isolated") for p in (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+")),
+            pre_tokenizers.Split(Regex("[一-龥ࠀ-一가-퟿]+"), "isolated"),
             pre_tokenizers.Digits(individual_digits=True),
             pre_tokenizers.ByteLevel(False, use_regex=False),
         ],
