@@ -54,6 +54,12 @@ def cause(error: Exception) -> str:
     return str(error) if isinstance(error, (OSError, ValueError)) and str(error) else "it has another form"
 
 
+def in_a_line(error: Exception) -> str:
+    """What a library says of a file: in one line, and more than a bare name."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if isinstance(error, KeyError) or not text else text
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """For a message about an unknown name: a question after the nearest ones there are; empty if none is near."""
     near = get_close_matches(word, list(known), n=2, cutoff=0.6)

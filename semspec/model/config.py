@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from semspec.errors import ModelError
+from semspec.errors import ModelError, in_a_line
 from semspec.model.gguf_config import config_of
 from semspec.model.gguf_header import Header
 from semspec.model.quantisation import Quantisation
@@ -34,6 +35,7 @@ class Family:
     ffn_out_norm: str = ""
     norm_offset: float = 0.0  # norms multiply by their weight and this
     scaled_embedding: bool = False  # embeddings are multiplied by the root of the width
+    windowed: bool = False  # a sliding window in the config is all layers'; others name its layers, or ignore it
     router: str = ""  # the router of a mixture of experts
     expert: tuple[str, str, str] = ("", "", "")  # and gate, up and down projection of expert {e}
 
@@ -43,14 +45,14 @@ QWEN_EXPERT = ("mlp.experts.{e}.gate_proj", "mlp.experts.{e}.up_proj", "mlp.expe
 MIXTRAL_EXPERT = tuple(f"block_sparse_moe.experts.{{e}}.{w}" for w in ("w1", "w3", "w2"))
 FAMILIES: dict[str, Family] = {
     "llama": Family(),
-    "mistral": Family(),
+    "mistral": Family(windowed=True),
     "smollm3": Family(),
     "qwen2": QWEN2,
     "qwen2_vl_text": QWEN2,  # in a text, each part of a position is the same number
     "qwen2_5_vl_text": QWEN2,
     "qwen3": QWEN3,
     "qwen3_vl_text": QWEN3,
-    "phi3": Family(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
+    "phi3": Family(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",), windowed=True),
     "gemma3_text": Family(
         qk_norm=True,
         attention_out_norm="post_attention_layernorm",
@@ -59,8 +61,8 @@ FAMILIES: dict[str, Family] = {
         norm_offset=1.0,
         scaled_embedding=True,
     ),
-    "qwen3_moe": Family(qk_norm=True, router="mlp.gate", expert=QWEN_EXPERT),
-    "mixtral": Family(router="block_sparse_moe.gate", expert=MIXTRAL_EXPERT),  # type: ignore[arg-type]
+    "qwen3_moe": Family(qk_norm=True, router="mlp.gate", expert=QWEN_EXPERT, windowed=True),
+    "mixtral": Family(router="block_sparse_moe.gate", expert=MIXTRAL_EXPERT, windowed=True),  # type: ignore[arg-type]
 }
 # Models that also read pictures, whose text is written by one of these families and nothing else.
 WITH_PICTURES = (
@@ -151,6 +153,13 @@ class Shape:
 
     @staticmethod
     def of(config: PreTrainedConfig, name: str = "config") -> Shape:
+        try:
+            return Shape._of(config, name)
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:  # of odd types or sizes
+            raise ModelError(f"{name}: the config.json makes no model: {in_a_line(error)}") from error
+
+    @staticmethod
+    def _of(config: PreTrainedConfig, name: str) -> Shape:
         config = text_of(config) if config.model_type in WITH_PICTURES else config
         family = FAMILIES.get(config.model_type)
         if family is None:
@@ -215,7 +224,12 @@ def read_config(path: Path) -> PreTrainedConfig:
                 f"{path}: transformers does not know this model's type, and the checkpoint's own code, another way "
                 "to load it, is never run; take a release of transformers that knows it, or a model that it knows"
             ) from error
-        raise ModelError(f"{path}: the config.json cannot be read: {error}") from error
+        if "does not recognize this architecture" in str(error):
+            raise ModelError(
+                f"{path}: the config.json cannot be read: transformers {transformers.__version__} does not know this "
+                "model's type; a newer release may (pip install --upgrade transformers)"
+            ) from error
+        raise ModelError(f"{path}: the config.json cannot be read: {in_a_line(error)}") from error
 
 
 def context_of(config: PreTrainedConfig) -> int:
@@ -275,6 +289,7 @@ def _head_dim(config: PreTrainedConfig) -> int:
 def _attention_specs(config: PreTrainedConfig, name: str) -> tuple[AttentionSpec, ...]:
     """By layer. Configs have a window for all layers, a kind for each, or layers without rotation; rotary parameters
     are given once, or for each kind of layer."""
+    windowed = ["sliding_attention", *([None] if FAMILIES[config.model_type].windowed else [])]
     depth = config.num_hidden_layers
     kinds: list[str | None] = list(getattr(config, "layer_types", None) or [None] * depth)
     window = getattr(config, "sliding_window", None)
@@ -282,9 +297,7 @@ def _attention_specs(config: PreTrainedConfig, name: str) -> tuple[AttentionSpec
     parameters = config.rope_parameters or {}
     rotary = {kind: _rotary(config, name, kind if kind in parameters else None) for kind in set(kinds)}
     specs = {
-        (kind, rope): AttentionSpec(
-            window if kind in (None, "sliding_attention") else None, rotary[kind] if rope else None
-        )
+        (kind, rope): AttentionSpec(window if kind in windowed else None, rotary[kind] if rope else None)
         for kind in rotary
         for rope in (True, False)
     }

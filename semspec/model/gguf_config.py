@@ -9,7 +9,7 @@ from typing import Any
 from gguf import GGMLQuantizationType as Kind
 from transformers import AutoConfig, PreTrainedConfig
 
-from semspec.errors import ModelError
+from semspec.errors import ModelError, in_a_line
 from semspec.model.gguf_header import Header
 
 MAX_SIZE = 1 << 20  # of all sizes but the context; more is a damaged file
@@ -50,6 +50,10 @@ SIZES = {
     "attention.sliding_window": "sliding_window",
 }
 WINDOWED = ("gemma3_text", "phi3")  # llama.cpp ignores the window of the others
+ENDS = {
+    "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>",
+    "<end_of_utterance>", "<｜end▁of▁sentence｜>",
+}  # fmt: skip
 NEEDED = ("block_count", "embedding_length", "feed_forward_length", "attention.head_count")
 
 
@@ -86,7 +90,7 @@ def config_of(header: Header) -> PreTrainedConfig:
         "rms_norm_eps": _number(header, own, "attention.layer_norm_rms_epsilon", float),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "attention_bias": "blk.0.attn_output.bias" in header.tensors,
-        "eos_token_id": header.metadata.get("tokenizer.ggml.eos_token_id"),
+        "eos_token_id": _ends(header),
         "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
         "pad_token_id": None,
         "dtype": {Kind.F32: "float32", Kind.F16: "float16"}.get(embedding.kind, "bfloat16"),
@@ -103,13 +107,25 @@ def config_of(header: Header) -> PreTrainedConfig:
         settings["query_pre_attn_scalar"] = (
             sizes["hidden_size"] // sizes["num_attention_heads"] if sizes["num_hidden_layers"] == 62 else head
         )
+        if "attention.sliding_window_pattern" in own:
+            every = _number(header, own, "attention.sliding_window_pattern", int)
+            settings["sliding_window_pattern"] = every or len(header.tensors)  # 0: no layer sees all
     if model_type != "phi3" or sizes.get("head_dim"):
         settings["head_dim"] = head
     settings |= _rotary(header, own, head, settings, model_type)
     try:
         return AutoConfig.for_model(model_type, **settings)
     except Exception as error:  # transformers raises many kinds here
-        raise ModelError(f"{header.path}: its metadata make no {model_type} model: {error}") from error
+        raise ModelError(f"{header.path}: its metadata make no {model_type} model: {in_a_line(error)}") from error
+
+
+def _ends(header: Header) -> list[int] | None:
+    """Tokens that end a text. A file names one, and maybe one that ends a turn; of many chat models it names the one of
+    texts only, and turns end with another, which is known by its name."""
+    found = {header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")}
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    found |= {i for i, token in enumerate(tokens if isinstance(tokens, list) else ()) if token in ENDS}
+    return sorted(i for i in found if isinstance(i, int)) or None
 
 
 def _sizes(header: Header, own: dict[str, Any]) -> dict[str, int]:
@@ -150,6 +166,10 @@ def _rotary(
     if rotated != head:
         rope["partial_rotary_factor"] = rotated / head
     context = settings["max_position_embeddings"]
+    scaling = own.get("rope.scaling.type", "linear" if "rope.scale_linear" in own else "none")  # as old files say it
+    tables = [name for name in ("rope_freqs.weight", "rope_factors_short.weight") if name in header.tensors]
+    if tables and scaling not in ("none", "longrope"):
+        raise ModelError(f"{header.path}: {tables[0]} beside rope.scaling.type {scaling!r:.60} is not supported")
     if "rope_freqs.weight" in header.tensors:
         factors = _factors(header, "rope_freqs.weight")
         rope |= {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
@@ -160,13 +180,17 @@ def _rotary(
         rope["original_max_position_embeddings"] = own.get("rope.scaling.original_context_length", context)
         if "rope.scaling.attn_factor" in own:
             rope["attention_factor"] = _number(header, own, "rope.scaling.attn_factor", float)
-    elif own.get("rope.scaling.type", "none") != "none":
-        rope |= {"rope_type": own["rope.scaling.type"], "factor": _number(header, own, "rope.scaling.factor", float)}
+    elif scaling != "none":
+        factor = "rope.scaling.factor" if "rope.scaling.type" in own else "rope.scale_linear"
+        rope |= {"rope_type": scaling, "factor": _number(header, own, factor, float)}
         if "rope.scaling.original_context_length" in own:
             rope["original_max_position_embeddings"] = own["rope.scaling.original_context_length"]
         _yarn(header, own, rope)
     if model_type == "gemma3_text":  # scaling is for global layers; those with a window have a base of their own
-        return {"rope_parameters": {"full_attention": rope, "sliding_attention": {"rope_type": "default"}}}
+        local: dict[str, Any] = {"rope_type": "default"}
+        if "rope.freq_base_swa" in own:
+            local["rope_theta"] = _number(header, own, "rope.freq_base_swa", float)
+        return {"rope_parameters": {"full_attention": rope, "sliding_attention": local}}
     if rope["rope_type"] == "longrope" and model_type == "phi3":
         return {"rope_parameters": rope, "original_max_position_embeddings": rope["original_max_position_embeddings"]}
     return {"rope_parameters": rope}
@@ -176,9 +200,14 @@ def _yarn(header: Header, own: dict[str, Any], rope: dict[str, Any]) -> None:
     for name in ("beta_fast", "beta_slow"):
         if f"rope.scaling.yarn_{name}" in own:
             rope[name] = _number(header, own, f"rope.scaling.yarn_{name}", float)
-    for name, usual in (("ext_factor", 1), ("attn_factor", 1), ("log_multiplier", 0)):
-        if (value := own.get(f"rope.scaling.yarn_{name}", usual)) != usual:
-            raise ModelError(f"{header.path}: rope.scaling.yarn_{name} is {value!r:.60}, which is not supported")
+    for name, usual in (
+        ("yarn_ext_factor", 1),
+        ("yarn_attn_factor", 1),
+        ("yarn_log_multiplier", 0),
+        ("attn_factor", 1),
+    ):
+        if (value := own.get(f"rope.scaling.{name}", usual)) != usual:
+            raise ModelError(f"{header.path}: rope.scaling.{name} is {value!r:.60}, which is not supported")
 
 
 def _factors(header: Header, name: str) -> list[float]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as progress
 
-from semspec.errors import ModelError
+from semspec.errors import ModelError, in_a_line
 from semspec.model.config import read_config
 from semspec.model.dequantised import dequantised
 from semspec.model.past import cache_name, odd_layers
@@ -39,7 +42,9 @@ def refuse_without_truncation(config: PreTrainedConfig, name: str) -> None:
     try:
         odd = odd_layers(config)
     except Exception as error:  # transformers raises many kinds here
-        raise ModelError(f"{name}: transformers makes no cache for {config.model_type!r}: {error}") from error
+        raise ModelError(
+            f"{name}: transformers makes no cache for {config.model_type!r}: {in_a_line(error)}"
+        ) from error
     if why := "takes no cache of transformers" if kept is None else f"keeps its past in a {odd[0]}" if odd else None:
         raise ModelError(
             f"{name}: {config.model_type!r} {why}, so that a rejected draft cannot be undone; take a model whose "
@@ -49,23 +54,37 @@ def refuse_without_truncation(config: PreTrainedConfig, name: str) -> None:
 
 def read_model(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     try:
-        if Quantisation.read(path) is None:
-            made = loader_of(read_config(path), str(path)).from_pretrained(
-                path, dtype=dtype, use_safetensors=True, output_loading_info=True
-            )
-        else:
-            made = _dequantised(path, dtype)
+        with _bars_for_people():
+            if Quantisation.read(path) is None:
+                made = loader_of(read_config(path), str(path)).from_pretrained(
+                    path, dtype=dtype, use_safetensors=True, output_loading_info=True
+                )
+            else:
+                made = _dequantised(path, dtype)
         model, found = made
     except ModelError:
         raise
     except Exception as error:  # transformers raises many kinds here
-        raise ModelError(f"{path}: transformers cannot load it: {error}") from error
+        raise ModelError(f"{path}: transformers cannot load it: {in_a_line(error)}") from error
     if found["missing_keys"]:  # transformers initialises at random what is missing
         missing = sorted(found["missing_keys"])
         raise ModelError(f"{path}: the checkpoint lacks {len(missing)} tensors of its config, such as {missing[0]}")
     _tell_unread(path, model, found["unexpected_keys"])
     model.config.name_or_path = str(path)  # where further parts may be
     return model
+
+
+@contextmanager
+def _bars_for_people() -> Iterator[None]:
+    """transformers shows its progress on a terminal only, as we do ours."""
+    if sys.stderr.isatty() or not progress.is_progress_bar_enabled():
+        yield
+        return
+    progress.disable_progress_bar()
+    try:
+        yield
+    finally:
+        progress.enable_progress_bar()
 
 
 def _dequantised(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, Any]]:

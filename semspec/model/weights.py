@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ from semspec.model.quantisation import Quantisation, Scheme
 from semspec.model.quantised import QuantisedLinear
 from semspec.model.quantised_formats import READERS, Module, codes_of, kept_bytes
 
+log = logging.getLogger(__name__)
+
 HUB_ID = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?|(?!\.)[\w.-]+/[\w.-]+/[\w.-]+\.gguf")
 FLOATS = ("BF16", "F16", "F32", "F64")
 ITEMSIZE = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2}
@@ -39,6 +42,8 @@ ADAPTER = (
     "model (peft: merge_and_unload), save that, and give its folder"
 )
 CONVERT = "convert it where you trust it, with transformers' from_pretrained(FOLDER) and save_pretrained(NEW_FOLDER)"
+GGUF_PART = re.compile(r"-of-\d+\.gguf$")
+PART = re.compile(r"-of-\d+\.safetensors$")
 ROWS = 4096  # of a matrix, compared at a time
 TEXT_PARTS = (
     "model.language_model.",
@@ -92,7 +97,7 @@ def _only_file(folder: Path) -> Path:
     if adapter.is_file():
         raise ModelError(f"{folder} {ADAPTER}")
     files = [p for p in sorted(folder.glob("*.gguf")) if not p.name.startswith("mmproj")]  # that reads pictures
-    if len(files) == 1:
+    if files and (len(files) == 1 or all(GGUF_PART.search(p.name) for p in files)):  # parts are told when one is read
         return files[0]
     if files:
         raise ModelError(f"{folder} is a folder with {len(files)} .gguf files; give one of them, such as {files[0]}")
@@ -141,6 +146,7 @@ class Checkpoint:
         self.quantisation = Quantisation.read(folder)
         self._stack = ExitStack()
         self._where: dict[str, str] = {}
+        self._read = set[str]()
         self._files = {}
         for file in _shards(folder):
             try:
@@ -156,8 +162,20 @@ class Checkpoint:
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failed: object, *_: object) -> None:
+        if failed is None:
+            self._tell_unread()
         self._stack.close()
+
+    def _tell_unread(self) -> None:
+        """A bias of a matrix that was read changes it; without a word in the config nobody asks for it."""
+        beside = (f"{n.removesuffix('.weight')}.bias" for n in sorted(self._read) if n.endswith(".weight"))
+        unread = [n for n in beside if n in self._where and n not in self._read and bool(self._tensor(n).any())]
+        if unread:
+            log.warning(
+                "%s: %d biases are not read, such as %s; if answers make no sense, the config is another model's",
+                self.folder, len(unread), unread[0],
+            )  # fmt: skip
 
     @property
     def parameters(self) -> int:
@@ -248,7 +266,7 @@ class Checkpoint:
         """What is stored with a matrix changes it: a variant of a format has more than we read. Zeros that are 0 and
         factors that are 1 change nothing."""
         for part in sorted(self.modules.get(name, set()) - used - {f"{name}.{end}" for end in UNUSED}):
-            tensor = self._files[self._where[part]].get_tensor(part).float()
+            tensor = self._tensor(part).float()
             if not bool((tensor == (0 if "zero" in part.rsplit(".", 1)[1] else 1)).all()):
                 raise ModelError(
                     f"{part} is stored with a quantised matrix and would be ignored, which would give wrong answers; "
@@ -270,6 +288,10 @@ class Checkpoint:
             return False
         return f"{name}.{scheme.scale}" not in self._where and self._header(weight).get_dtype() in FLOATS
 
+    def _tensor(self, name: str) -> Tensor:
+        tensor: Tensor = self._files[self._where[name]].get_tensor(name)
+        return tensor
+
     def _header(self, name: str) -> Any:
         return self._files[self._where[name]].get_slice(name)
 
@@ -290,8 +312,8 @@ class Checkpoint:
             )
         if found != shape and not (squeezed and [n for n in found if n != 1] == [n for n in shape if n != 1]):
             raise ModelError(f"{self.folder}: {name} has shape {found}, but config.json asks for {shape}")
-        tensor: Tensor = self._files[self._where[name]].get_tensor(name)
-        return tensor.reshape(shape).to(device)
+        self._read.add(name)
+        return self._tensor(name).reshape(shape).to(device)
 
 
 def _shards(folder: Path) -> list[str]:
@@ -313,6 +335,8 @@ def _shards(folder: Path) -> list[str]:
     hint = f"; {pickled[0]} is a pickle, which semspec does not open: {CONVERT}" if pickled else ""
     if others == ["consolidated.safetensors"]:
         hint = "; consolidated.safetensors has other names of tensors: take the files that are for transformers"
+    elif others and any(PART.search(name) for name in others):
+        hint = f" and no {INDEX}, which names its {len(others)} parts; fetch that file, too"
     elif others:
         hint = f" and no {INDEX}; if {others[0]} is all of the model, rename it"
     raise ModelError(f"{folder} has no model.safetensors{hint}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from semspec.draft.kinds import HeadKind
-from semspec.errors import BadRequest, ModelError, did_you_mean
+from semspec.errors import BadRequest, ModelError, cause, did_you_mean
 from semspec.model import ModelRunner, Source, memory_plan
 from semspec.model.heads.plan import HeadPlan, head_plan
 from semspec.model.memory_plan import MemoryPlan, check, describe, fitted
@@ -250,7 +250,7 @@ def _end_of_text(source: Source, tokenizer: PreTrainedTokenizerBase) -> frozense
         try:
             named = json.loads(settings.read_text()).get("eos_token_id")
         except (ValueError, AttributeError, RecursionError) as error:
-            raise ModelError(f"{settings} cannot be read: {error}") from error
+            raise ModelError(f"{settings} cannot be read: {cause(error)}") from error
         named = named if isinstance(named, list) else [named]
         if not all(i is None or type(i) is int for i in named):
             raise ModelError(f"{settings} names an eos_token_id that is no token id; give a whole number or a list")

@@ -90,9 +90,10 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Messages, form: Ch
         if type(error) is TemplateError:  # the template's own words
             raise BadRequest(f"the model's chat template refuses these messages: {error}") from error
         if isinstance(error, TemplateSyntaxError):  # whatever is sent
+            why = str(error.message).rstrip(".")
             raise BadRequest(
-                f"the model's chat template is broken, line {error.lineno}: {error.message} Repair it in the model's "
-                "files, or send texts in place of messages (generate --raw, /v1/completions)"
+                f"the model's chat template is broken, line {error.lineno}: {why}. Repair it in the model's files, or "
+                "send texts in place of messages (generate --raw, /v1/completions)"
             ) from error
         raise BadRequest("the model's chat template fails on these messages, tools or variables") from error
     return tokens if isinstance(tokens, list) else list(tokens)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from semspec.errors import BadRequest, ModelError, SemspecError
+from semspec.errors import BadRequest, ModelError, SemspecError, in_a_line
 from semspec.model.gguf_tokenizer import read_tokenizer
-from semspec.text.chat import PLAIN, ChatFormat, Messages, encode_chat, whole_characters
+from semspec.text.chat import PLAIN, ChatFormat, Messages, encode_chat, template_of, whole_characters
+
+log = logging.getLogger(__name__)
 
 Prompt = str | Messages
 THINKING = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"))
@@ -25,17 +28,19 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
         if path.suffix == ".gguf":
             return read_tokenizer(path)
         tokenizer = _with_template(_from_folder(path), path)
+        _tell_of_cuts(tokenizer, path)
         tokenizer.deprecation_warnings[TOO_LONG] = True  # as if told already: we say it ourselves, with the real limit
         return tokenizer
     except SemspecError:
         raise
     except Exception as error:  # transformers raises many kinds here
-        if not any(any(path.glob(pattern)) for pattern in ("tokenizer*", "vocab*", "*.model", "*.tiktoken")):
+        files = ("tokenizer.*", "vocab*", "*.model", "*.tiktoken")
+        if path.is_dir() and not any(any(path.glob(pattern)) for pattern in files):
             raise ModelError(
                 f"{path} has weights but no tokenizer; copy tokenizer.json and tokenizer_config.json from where the "
                 "model came from"
             ) from error
-        raise ModelError(f"{path}: the tokenizer cannot be loaded: {error}") from error
+        raise ModelError(f"{path}: the tokenizer cannot be loaded: {in_a_line(error)}") from error
 
 
 def _from_folder(path: Path) -> PreTrainedTokenizerBase:
@@ -50,6 +55,19 @@ def _from_folder(path: Path) -> PreTrainedTokenizerBase:
                 f"{path}: the tokenizer is code in the checkpoint, which is never run; put its tokenizer.json there"
             ) from error
         return PreTrainedTokenizerFast.from_pretrained(path)
+
+
+def _tell_of_cuts(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+    """transformers suspects a tokenizer.json from before Mistral corrected theirs, and leaves it as it is. It says so
+    where it may speak, and suspects other models, too, whose config does not name its release."""
+    suspected = getattr(getattr(tokenizer, "backend_tokenizer", None), "fix_mistral_regex", None) is False
+    if suspected and re.search(
+        r'"model_type":\s*"(\w*mistral\w*|ministral|pixtral)"', (path / "config.json").read_text()
+    ):
+        log.warning(
+            "%s: its tokenizer.json may be from before Mistral corrected how words are cut; fetch it again if their "
+            "repository has a newer one", path,
+        )  # fmt: skip
 
 
 def _with_template(tokenizer: PreTrainedTokenizerBase, path: Path) -> PreTrainedTokenizerBase:
@@ -85,8 +103,8 @@ def thinking_markers(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int] | No
 
 
 def _marker_words(tokenizer: PreTrainedTokenizerBase, vocabulary: dict[str, int]) -> tuple[str, str] | None:
-    template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
-    named = [(found[0].replace("/", "", 1), found[0]) for found in CLOSING.finditer(template)]
+    closing = CLOSING.finditer(template_of(tokenizer))
+    named = [(found[0].replace("/", "", 1), found[0]) for found in closing]
     return next(((b, e) for b, e in (*THINKING, *named) if b in vocabulary and e in vocabulary), None)
 
 

@@ -382,10 +382,11 @@ def test_endless_garbage_stays_cheap():
         (["<reasoning>", "</reasoning>"], "nothing of the kind", None),
         ([], "{{ '<reasoning>' + r + '</reasoning>' }}", None),  # several tokens each
         (["<b>", "</b>"], "<b>bold</b>", None),
+        (["<reasoning>", "</reasoning>"], {"default": "", "tools": "</reasoning>"}, ("<reasoning>", "</reasoning>")),
     ],
 )
 def test_a_models_thinking_is_found_by_its_markers(
-    added: list[str], template: str | None, markers: tuple[str, str] | None
+    added: list[str], template: str | dict[str, str] | None, markers: tuple[str, str] | None
 ) -> None:
     tokenizer = make_tokenizer()
     tokenizer.add_tokens(added)
