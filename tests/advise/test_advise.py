@@ -16,7 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 import semspec
+from bench.advise import inside
 from semspec.advise import page
+from semspec.advise import predict as predict_module
 from semspec.advise.advice import Advice, advise
 from semspec.advise.measure import ALONE, EVERYTHING, LOSSLESS_TOKENS, ROWS, Answer, Candidate, Measured, candidates
 from semspec.advise.page import html
@@ -65,8 +67,8 @@ class World:
         one.likelihood = -1.0
         return one
 
-    def measured(self, tried: list[Candidate]) -> Measured:
-        prompts = [self.prompt() for _ in range(PROMPTS)]
+    def measured(self, tried: list[Candidate], n: int = PROMPTS) -> Measured:
+        prompts = [self.prompt() for _ in range(n)]
         answers = {c: [self.answer(p, c.draft_tokens) for p in prompts] for c in (ALONE, *tried)}
         return Measured(answers, {rows: 1000 * self.bare(rows) for rows in ROWS}, 1000 * self.draft_token)
 
@@ -148,6 +150,14 @@ def test_acceptance_in_stretches_is_carried_over_to_shorter_drafts() -> None:
     for n in (1, 2, 4, 8):
         alone, drafted = (sum(world.answer(p, k).seconds for p in prompts) for k in (0, n))
         assert prediction.by_length[n].value == pytest.approx(alone / drafted, rel=0.03)
+
+
+def test_draws_from_one_run_find_intervals_that_are_too_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = World(0, chance=0.8, draft_token=0.002).measured([EXACT], 48)
+    name = "exact:k=12,drafter=model"
+    assert inside(found, 8, 40)[name] >= 0.85
+    monkeypatch.setattr(predict_module, "OTHER_PROMPTS", 0.3)
+    assert inside(found, 8, 40)[name] < 0.7
 
 
 def test_wrong_costs_are_caught() -> None:
