@@ -243,7 +243,7 @@ def test_prompts_without_answers_get_controls_and_measures(pocket: semspec.Pair,
     assert by["exact:k=4", one]["likelihood"] == pytest.approx(by["none", one]["likelihood"], rel=1e-4)
     assert summary["arms"]["exact:k=4"]["quality"] == "equivalent"
     assert "likelihood at the temperature" in summary["measures"] and summary["deciding_measure"]
-    assert outside_measures(tmp_path, run, samples, encoder="none") == ({}, "")
+    assert outside_measures(tmp_path, run, samples, encoder="none") == ({}, {})
     again = Bench(config(prompts, temperature=0.7), pocket)
     again.run(tmp_path)
     assert [a.name for a in again.arms] == [a.name for a in bench.arms], "a run that goes on keeps its control"
