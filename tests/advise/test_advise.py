@@ -8,11 +8,13 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import semspec
@@ -234,6 +236,19 @@ def test_the_page_shows_names_and_never_interprets_them() -> None:
     assert "<script" not in page and "&lt;script&gt;" in page and "<b>busy" not in page
     assert "http" not in page.replace("http-equiv", ""), "nothing is loaded from anywhere"
     assert page.count("<rect") == 12 and json.dumps(advice.to_dict())
+
+
+def test_a_narrow_terminal_folds_no_figure() -> None:
+    """Intervals were broken in their middle, "[83.5," and "92.2]" below it."""
+    advice = advice_for(World(0, 0.85, 0.001), [EXACT])
+    (one,) = advice.predictions
+    one.candidate, one.loss, one.loops = Candidate("margin", "model", 12), Estimate(0.5, 0.4, 1.0), 12
+    out = StringIO()
+    Console(file=out, width=80).print(page.terminal(advice))
+    shown = out.getvalue()
+    for figure in (page._speed(one.tokens_per_second), page.times(one.speedup), page._speed(advice.alone)):
+        assert all(part in shown for part in figure.replace(" [", "\n[").split("\n")), figure
+    assert "[40%, 100%]," in shown and "12 loops" in shown and "…" not in shown
 
 
 def test_what_is_tried(pair: semspec.Pair) -> None:
