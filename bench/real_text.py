@@ -34,7 +34,7 @@ ANY = ("exact", "fly", "topk", "typical", "margin", "threshold", "reflective", "
        "random:rate=0.5", "accept-all")  # fmt: skip
 SAMPLED = ("sampling", "block", "ears")  # when greedy they are exact
 WITH_PROBABILITIES = ("ensemble", "cascade-rule", "adaptive", "top-or-ratio")  # of the draft
-STEPS = ("likely-step", "specreason", "glimprouter", "trigreason", "confspec",
+STEPS = ("likely-step", "specreason", "spec-thinking", "glimprouter", "trigreason", "confspec",
          "random-step:rate=0.85", "accept-all-steps")  # fmt: skip
 LONGER = {"fly": 15}  # a window of 6 tokens has to lie behind a relaxed one
 
