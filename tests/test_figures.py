@@ -133,6 +133,16 @@ def test_advice_and_what_a_benchmark_measured() -> None:
     assert [pair["pays"] for pair in pairs] == ["yes", "unclear", "no"]
 
 
+def test_draws_of_problems_to_advise_from() -> None:
+    found = result("advise-draws-2026-11-19.json")
+    (pair,) = found["pairs"]
+    shares = [share for by_method in pair["inside"].values() for share in by_method.values()]
+    told = " ".join((ROOT / "docs" / "reproduce.md").read_text().split())
+    low, high = (100 * end for end in (min(shares), max(shares)))
+    assert f"random draws of {', '.join(list(pair['inside'])[:2])} or 24 of {found['problems']} pocket problems" in told
+    assert f"as many others to measure, {low:.0f} to {high:.0f} % are" in told and pair["splits"] == 200
+
+
 def test_newer_rules_on_1000_problems() -> None:
     found = result("rules-newer-steps-1000-2026-11-18.json")["runs"][0]["arms"]
     told = rows("results-steps.md", "## Newer rules, on 1,000 problems")
