@@ -34,7 +34,7 @@ ANY = ("exact", "fly", "topk", "typical", "margin", "threshold", "reflective", "
        "random:rate=0.5", "accept-all")  # fmt: skip
 SAMPLED = ("sampling", "block", "ears")  # when greedy they are exact
 WITH_PROBABILITIES = ("ensemble", "cascade-rule", "adaptive", "top-or-ratio")  # of the draft
-STEPS = ("likely-step", "specreason", "glimprouter", "trigreason", "confspec",
+STEPS = ("likely-step", "specreason", "spec-thinking", "glimprouter", "trigreason", "confspec",
          "random-step:rate=0.85", "accept-all-steps")  # fmt: skip
 LONGER = {"fly": 15}  # a window of 6 tokens has to lie behind a relaxed one
 
@@ -95,12 +95,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 def pooled(folders: list[Path], encoder: str) -> dict[str, Any]:
     """The prompts of all these runs as those of one."""
-    runs, samples, extra, name = [], list[dict[str, Any]](), dict[str, Any](), ""
+    runs, samples, extra, by = [], list[dict[str, Any]](), dict[str, Any](), dict[str, str]()
     for folder in folders:
         run, own = load_run(folder)
         batch = run["config"]["batch"]
         before = -(-(1 + max((s["index"] for s in samples), default=-1)) // batch) * batch  # no batch is of two runs
-        values, name = outside_measures(folder, run, own, encoder)
+        values, by = outside_measures(folder, run, own, encoder)
         for measure, found in values.items():
             extra[measure] = extra.get(measure, {}) | found
         runs.append(run)
@@ -108,7 +108,7 @@ def pooled(folders: list[Path], encoder: str) -> dict[str, Any]:
     config = runs[0]["config"] | {
         "task": " and ".join(run["config"]["task"] for run in runs), "n": sum(run["config"]["n"] for run in runs)
     }  # fmt: skip
-    return summarise(runs[0] | {"config": config}, samples, extra=extra, encoder=name)
+    return summarise(runs[0] | {"config": config}, samples, extra=extra, by=by)
 
 
 if __name__ == "__main__":

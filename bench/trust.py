@@ -234,9 +234,9 @@ def main() -> None:
     problems, undamaged = {s["problem"] for s in samples}, list(samples)
     outcomes = outcomes_of(run, undamaged, {})
     plant_damage(run, samples, bench.pair, bench)
-    extra, encoder = outside_measures(given.out, run, samples)
+    extra, by = outside_measures(given.out, run, samples)
     found = {
-        "problems": len(problems), "encoder": encoder, "methods": len(METHODS),
+        "problems": len(problems), "encoder": by.get(MEANING, ""), "methods": len(METHODS),
         "correlation": correlations({**run, "arms": run["arms"][:-1]}, undamaged, extra),
         "damage": damage(run, samples, extra), "confidence": CONFIDENCE,
         "calibration": calibrations(outcomes),

@@ -40,6 +40,45 @@ def test_correlations_of_measures() -> None:
         assert told[label][0] == f"{one['spearman']:.2f} [{one['low']:.2f}, {one['high']:.2f}]", label
 
 
+def test_damage_that_was_planted_is_found_or_said_to_be_too_little() -> None:
+    """One digit swapped in 2 % of the answers: a measure that misses it has said that it shows only larger losses."""
+    found, told = result("trust-2026-11-18.json"), rows("trust.md", "| measure | correlation |")
+    own = found["accuracy"]["none"] - found["accuracy"]["one digit swapped"]
+    assert found["problems"] == 240 and round(240 * own) == 5
+    damage = found["damage"]
+    assert all(one["found"] or one["visible_from"] > -one["difference"] > 0 for one in damage.values())
+    least = {name: one["visible_from"] for name, one in damage.items()}
+    assert told["`number`"][1] == f"{100 * least['number']:.1f} points"
+    assert told["`meaning`, MiniLM"][1] == f"{least['meaning']:.4f} of cosine"
+    assert told["`least likely token`"][1] == f"{least['least likely token']:.2f} nats"
+    assert told["`likelihood`"][1] == f"{least['likelihood']:.4f} nats"
+
+
+def test_broken_bounds_of_calibrations() -> None:
+    found = result("trust-b-2026-11-18.json")["calibration"]
+    names = {"3 %, with answers": "with answers, 0.03", "4.2 %": "with answers, 0.0416", "5 %": "with answers, 0.05",
+             "9.2 %": "with answers, 0.0925", "10 %": "with answers, 0.1", "12.6 %": "with answers, 0.1264",
+             "25 % of the distance to the draft, without": "without, 0.25", "50 %": "without, 0.5"}  # fmt: skip
+    told = rows("trust.md", "| bound | broken, `random` |")
+    assert set(told) == set(names) and set(names.values()) == set(found["random"])
+    for label, name in names.items():
+        coin = found["random"][name]
+        assert [cell.removesuffix(" of 200") for cell in told[label][:2]] == [
+            str(coin["broken"]), str(coin["careless_broken"]),
+        ]  # fmt: skip
+        rules = [rule for rule in ("fly", "typical", "topk", "semantic+") if name in found[rule]]
+        others = [found[rule][name]["broken"] for rule in rules]
+        assert told[label][2] in (", ".join(map(str, others)), "" if any(others) or not others else "0")
+    every = [one for rule in found.values() for one in rule.values()]
+    assert all(one["splits"] == 200 and one["broken"] <= 0.05 * 200 for one in every)
+    text = " ".join((ROOT / "docs" / "trust.md").read_text().split())
+    surely, few = sum(one["broken_surely"] for one in every), found["fly"]["with answers, 0.03"]
+    assert surely == 3 and f"three choices of the {200 * len(every):,} broke their bound" in text
+    most = found["semantic+"]["with answers, 0.03"]
+    shown = [200 - one["none_safe"] for one in (few, most)]
+    assert f"is shown for `fly` in {shown[0]} of 200 splits, for `semantic+` in {shown[1]}" in text
+
+
 def test_verdicts_on_real_text() -> None:
     for run, heading in zip(result("real-text-b-2026-11-18.json")["runs"], ("Greedy:", "Sampled at 0.7"), strict=True):
         told = rows("results-rules.md", heading)
@@ -92,6 +131,16 @@ def test_advice_and_what_a_benchmark_measured() -> None:
     told = (ROOT / "docs" / "reproduce.md").read_text()
     assert len(found) == 9 and all(line in told for line in found)
     assert [pair["pays"] for pair in pairs] == ["yes", "unclear", "no"]
+
+
+def test_draws_of_problems_to_advise_from() -> None:
+    found = result("advise-draws-2026-11-19.json")
+    (pair,) = found["pairs"]
+    shares = [share for by_method in pair["inside"].values() for share in by_method.values()]
+    told = " ".join((ROOT / "docs" / "reproduce.md").read_text().split())
+    low, high = (100 * end for end in (min(shares), max(shares)))
+    assert f"random draws of {', '.join(list(pair['inside'])[:2])} or 24 of {found['problems']} pocket problems" in told
+    assert f"as many others to measure, {low:.0f} to {high:.0f} % are" in told and pair["splits"] == 200
 
 
 def test_newer_rules_on_1000_problems() -> None:

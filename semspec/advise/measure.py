@@ -79,6 +79,11 @@ class Answer:
     def rounds(self) -> int:
         return self.accepted.total()
 
+    @property
+    def elsewhere(self) -> float:
+        """Seconds that no round counts: of the text, the events and who asks for them."""
+        return max(0.0, self.seconds - self.first_seconds - sum(self.spent.values()))
+
 
 @dataclass
 class Measured:

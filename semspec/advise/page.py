@@ -17,7 +17,7 @@ from semspec.statistics import Estimate
 OWN_CSS = """
 main { max-width: 960px; } .yes { color: var(--good); } .no { color: var(--worse); } .unclear { color: var(--warn); }
 .headline-text { font-size: 1.25rem; font-weight: 600; max-width: none; } pre { white-space: pre-wrap; }
-svg.lengths { width: 100%; max-width: 560px; height: auto; } svg.lengths line { stroke: var(--soft); }
+svg.lengths { width: 100%; max-width: 560px; height: auto; } svg.lengths line { stroke: var(--ink); }
 svg.lengths text { fill: var(--soft); font: 12px system-ui, sans-serif; }
 svg.lengths .bar { fill: var(--d); } svg.lengths .best { fill: var(--good); }
 """
@@ -26,11 +26,13 @@ HEADS = ("drafter and rule", "draft length", "tokens a round", "tokens per secon
 
 def terminal(advice: Advice) -> RenderableType:
     colour = {"yes": "green", "no": "red", "unclear": "yellow"}[advice.pays]
-    table = Table(*HEADS)
+    table = Table()
+    for i, head in enumerate(HEADS):  # figures are never folded, only names and headings
+        table.add_column(head.replace(" ", "\n") if i else head, no_wrap=bool(i))
     rows = [(_target_alone(advice), "")]
     rows += [(_cells(p), "bold" if p in (advice.take, advice.lossy) else "") for p in advice.predictions]
-    for cells, style in rows:  # an interval below its figure: a narrow terminal would cut it anywhere
-        table.add_row(*(Text(cell.replace(" [", "\n[")) for cell in cells), style=style)
+    for cells, style in rows:  # an interval below its figure, loops below that
+        table.add_row(*(Text(cell.replace(" [", "\n[").replace("], ", "],\n")) for cell in cells), style=style)
     parts: list[RenderableType] = [
         Text("Does speculation pay here?", style="bold"),
         Text(advice.headline, style=colour),

@@ -127,7 +127,8 @@ class Costs:
         lengths = sorted({d for a in answers for d in a.drafted})
         self.drafted = {d: self._drawn([a.drafted[d] for a in answers]) for d in lengths}
         spent = {kind: self._drawn([a.spent[kind] for a in answers]) / self.rounds for kind in answers[0].spent}
-        self.score, self.rest = spent["score"], spent["verify"] + spent["host"]
+        elsewhere = self._drawn([a.elsewhere for a in answers]) / self.rounds
+        self.score, self.rest = spent["score"], spent["verify"] + spent["host"] + elsewhere
         self.run = self._pass(candidate.draft_tokens)
         length = self._length(candidate.draft_tokens)
         bare = (found.draft_token or 0.0) / 1000 if candidate.drafter == "model" else 0.0

@@ -148,9 +148,11 @@ def choose(
     worth = max(1e-6, fsum(losses.worth) / max(1, len(losses.worth)))
     p = {name: excess_p(beyond[name], 0.0, most) for name in methods}
     if at is None:
+        seen = fsum(losses.of[methods[0]]) / max(1, len(losses.worth)) / worth
         raise BadRequest(
             f"{len(losses.worth)} problems do not show that {methods[0]} loses less than {100 * loss:g} % of "
-            f"{lost_of(measure)} with confidence {confidence:g} (p = {p[methods[0]]:.2g}); calibrate on more problems"
+            f"{lost_of(measure)} with confidence {confidence:g} (it lost {100 * seen:z.1f} % of it here, "
+            f"p = {p[methods[0]]:.2g}); calibrate on more problems"
             f" ({fewest_problems(loss, confidence, worth, most):,} or more, if it loses nothing)"
             ", allow more, or give stricter values"
         )

@@ -160,7 +160,8 @@ def judged(
 ) -> Values:  # fmt: skip
     """Each sample's preference over the target's own on the same prompt; what is in the folder, and, if there is a
     judge, what is missing there."""
-    if judge is None and not (folder / FILE).exists():
+    asked_of = who_judged(folder, judge)
+    if asked_of is None:
         return {}
     target = [s for s in samples if roles[s["arm"]] == "target"]
     pairs = paired([s for s in samples if roles[s["arm"]] != "target"], target)
@@ -168,7 +169,7 @@ def judged(
     found = {
         key: value
         for model, key, value, judged_texts in _read(folder / FILE)
-        if (judge is None or model == judge.model) and judged_texts in (None, texts.get(key))
+        if model == asked_of and judged_texts in (None, texts.get(key))
     }  # answers that were made again are judged again
     if judge is not None:
         asked = {s["problem"]: s["question"] for s in target if s.get("question")}
@@ -184,9 +185,14 @@ def judged(
                 found[key_of(ours)] = value
         progress(len(missing), len(missing))
     known: Values = {key: value for key, value in found.items() if value is not None}
-    if known:  # the target itself, against which arms are compared
-        known |= {key_of(s): 0.5 for s in samples if roles[s["arm"]] == "target"}
-    return known
+    there = {problem for _, problem, _ in known}  # the target itself, against which arms are compared
+    return known | {key_of(s): 0.5 for s in target if s["problem"] in there}
+
+
+def who_judged(folder: Path, judge: JudgeModel | None) -> str | None:
+    """The model whose preferences are shown: the one at hand, else the one that was asked last. Two models are two
+    measures."""
+    return judge.model if judge else next((model for model, *_ in reversed(list(_read(folder / FILE)))), None)
 
 
 def _digest(ours: Sample, theirs: Sample) -> str:

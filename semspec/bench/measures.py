@@ -52,9 +52,10 @@ def draft_of(run: Mapping[str, Any]) -> str | None:
 
 def compare_measures(
     run: Mapping[str, Any], samples: Sequence[Sample], margin: Margin, extra: Mapping[str, Values] | None = None,
-    encoder: str = "",
+    by: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, dict[str, Figures]], Figures]:  # fmt: skip
-    """arm -> measure -> figures against the target alone; and about each measure, what it can tell on this data."""
+    """arm -> measure -> figures against the target alone; and about each measure, what it can tell on this data.
+    `by`: whose the values of `extra` are, in words."""
     by_arm: dict[str, list[Sample]] = {arm["name"]: [] for arm in run["arms"]}
     for sample in samples:
         by_arm[sample["arm"]].append(sample)
@@ -99,8 +100,9 @@ def compare_measures(
             blind = figures["verdict"] == "equivalent" and about[measure]["separates_random"] is False
             if figures["as_own_samples"] or blind:
                 figures["verdict"] = "unclear"
-    if MEANING in about:
-        about[MEANING]["by"] = encoder or WORDS
+    for name, whose in ({MEANING: WORDS} | dict(by or {})).items():
+        if name in about:
+            about[name]["by"] = whose
     return found, about
 
 
@@ -181,8 +183,7 @@ def sentences(about: Figures, chosen: str | None) -> list[str]:
     if chosen is not None:
         by = f" ({about[chosen]['by']})" if "by" in about[chosen] else ""
         lines.append(f"Without right answers the verdict rests on: {chosen}{by}.")
-    if MEANING in about and chosen != MEANING:
-        lines.append(f"meaning is by {about[MEANING]['by']}.")
+    lines += [f"{name} is by {one['by']}." for name, one in about.items() if "by" in one and name != chosen]
     blind = [name for name, one in about.items() if one["separates_random"] is False]
     if blind:
         lines.append(f"On this data random cannot be told from the target by: {', '.join(blind)}.")
@@ -191,5 +192,6 @@ def sentences(about: Figures, chosen: str | None) -> list[str]:
         lines.append(f"The target's own samples are lower, too, so lower is unclear, not worse, by: {', '.join(own)}.")
     lost = [name for name, one in about.items() if one["separates_draft"] is False]
     if lost:
-        lines.append(f"Nor can the draft alone, so there is no margin and no equivalence, by: {', '.join(lost)}.")
+        told = "The draft alone cannot be told from the target, so there is no margin and no equivalence"
+        lines.append(f"{told}, by: {', '.join(lost)}.")
     return lines

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from semspec.bench.agreement import Values, agreements, by_encoder, references
+from semspec.bench.arms import shown
 from semspec.bench.folder import Sample, key_of, write_json
-from semspec.bench.judge_model import JudgeModel, judged
+from semspec.bench.judge_model import JudgeModel, judged, who_judged
 from semspec.bench.measures import JUDGE, MEANING
 from semspec.errors import BadRequest
 
@@ -22,17 +23,20 @@ DEFAULT = Path(".models/all-MiniLM-L6-v2")  # where `auto` looks for one
 def outside_measures(
     folder: Path, run: dict[str, Any], samples: Sequence[Sample], encoder: str = AUTO, judge: JudgeModel | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[dict[str, Values], str]:  # fmt: skip
-    """Measure -> values, and the encoder's name; empty where the run has no samples of the target with other seeds, or
-    no encoder is there."""
+) -> tuple[dict[str, Values], dict[str, str]]:  # fmt: skip
+    """Measure -> values, and by whom in words; no meaning where the run has no samples of the target with other seeds,
+    or no encoder is there."""
     roles = {arm["name"]: arm["role"] for arm in run["arms"]}
-    found: dict[str, Values] = {}
+    found, by = dict[str, Values](), dict[str, str]()
     others, name = references(samples, roles), _name(encoder)
     if others and name:
-        found[MEANING] = _meanings(folder / FILE, samples, others, name)
-    if preferences := judged(folder, samples, roles, judge, progress):
+        found[MEANING], by[MEANING] = _meanings(folder / FILE, samples, others, name), Path(name).name
+    rows = {arm["name"] for arm in shown(run)}  # nobody pays for verdicts that no table shows
+    if preferences := judged(folder, [s for s in samples if s["arm"] in rows], roles, judge, progress):
+        pairs = sum(roles[arm] != "target" for arm, _, _ in preferences)
         found[JUDGE] = preferences
-    return found, Path(name).name if MEANING in found else ""
+        by[JUDGE] = f"{who_judged(folder, judge)}, asked in both orders about {pairs} pairs of answers"
+    return found, by
 
 
 def _name(encoder: str) -> str:

@@ -40,10 +40,10 @@ from semspec.statistics import (
 
 def summarise(
     run: dict[str, Any], samples: list[Sample], margin: Margin | None = None, extra: Mapping[str, Values] | None = None,
-    encoder: str = "",
+    by: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """All figures of a run as one JSON document; the order in which samples were recorded does not matter. `extra` has
-    measures that needed another model, of which `encoder` is the one for meanings."""
+    measures that needed another model; `by` says whose they are."""
     margin = margin or Margin()
     ordered = sorted(deduplicated(samples), key=lambda s: (s["index"], s["problem"], s["repeat"]))
     arms, batch = {arm["name"]: arm for arm in run["arms"]}, batch_of(run)
@@ -73,7 +73,7 @@ def summarise(
     measures: Figures = {}
     chosen, measured = None, any(arm["role"] == "resampled" or s.get("likelihood") for arm, s in _examples(run, by_arm))
     if measured:
-        by_measure, measures = compare_measures(run, ordered, margin, extra, encoder)
+        by_measure, measures = compare_measures(run, ordered, margin, extra, by)
         for name in names:
             figures[name]["measures"] = by_measure[name]
         scored = any(s["correct"] is not None for s in ordered)

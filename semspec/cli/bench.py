@@ -84,7 +84,7 @@ class TrustArguments:
             raise BadRequest("say which model judges with --judge-model NAME")
         return JudgeModel(self.judge, self.judge_model, self.judge_problems)
 
-    def measures(self, folder: Path, run: dict[str, Any], samples: list[dict[str, Any]]) -> tuple[Any, str]:
+    def measures(self, folder: Path, run: dict[str, Any], samples: list[dict[str, Any]]) -> tuple[Any, Any]:
         """Of the models besides the pair's."""
         from semspec.bench.judge_model import PROMPT
         from semspec.bench.outside import outside_measures

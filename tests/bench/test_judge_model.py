@@ -12,7 +12,9 @@ import pytest
 
 from semspec.bench import judge_model
 from semspec.bench.judge_model import JudgeModel, judged, verdict_of
+from semspec.bench.outside import outside_measures
 from semspec.bench.summary import summarise
+from semspec.bench.table import notes
 from semspec.errors import BadRequest
 from tests.bench.test_measures import made_up
 
@@ -97,6 +99,30 @@ def test_answers_that_were_made_again_are_judged_again(server: str, tmp_path: Pa
     file = tmp_path / "judged.jsonl"  # as earlier versions wrote it
     file.write_text("".join(json.dumps(json.loads(line)[:5]) + "\n" for line in file.read_text().splitlines()))
     assert judged(tmp_path, samples, roles, None)["fly", "p/2", 0] == before["fly", "p/2", 0]
+
+
+def test_two_judges_are_two_measures_and_the_table_names_the_one_that_it_shows(server: str, tmp_path: Path) -> None:
+    """A second model that was asked about fewer problems was shown together with the first, as one judge."""
+    run, samples = made_up(fly=lambda i: "even" if i % 2 else "odd")
+    roles = {a["name"]: a["role"] for a in run["arms"]}
+    fair = judged(tmp_path, samples, roles, JudgeModel(server, "fair", problems=6))
+    biased = judged(tmp_path, samples, roles, JudgeModel(server, "first", problems=2))
+    assert judged(tmp_path, samples, roles, None) == biased != fair, "the last that was asked"
+    assert judged(tmp_path, samples, roles, JudgeModel(server, "fair", problems=6)) == fair
+    values, by = outside_measures(tmp_path, run, samples, "none", JudgeModel(server, "first", problems=2))
+    summary = summarise(run, samples, extra=values, by=by)
+    assert summary["measures"]["judge"]["problems"] == 2, "not all that the target has answered"
+    assert "judge is by first, asked in both orders about 6 pairs of answers." in notes(summary)
+
+
+def test_the_targets_other_samples_are_judged_once(server: str, tmp_path: Path) -> None:
+    """Of several only the first has a row in tables; verdicts on the others would be paid for and never shown."""
+    run, samples = made_up(fly=lambda i: "even" if i % 2 else "odd")
+    judge = JudgeModel(server, "fair", problems=3)
+    values, _ = outside_measures(tmp_path, run, samples, "none", judge)
+    arms = {arm for arm, _, _ in values["judge"]}
+    assert arms == {"none", "resampled", "draft", "fly"} and len(values["judge"]) == 12
+    assert judge.requests <= 2 * 9
 
 
 def test_a_judge_that_cannot_be_asked_is_told(server: str) -> None:

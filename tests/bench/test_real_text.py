@@ -6,8 +6,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.real_text import TASKS, pooled
+from bench.real_text import TASKS, methods, pooled
 from semspec.tasks import make
+from semspec.verify import CONTROLS, LOSSLESS, LOSSY, STEP_RULES
+from semspec.verify import make as make_rule
 from tests.bench.test_measures import made_up, same, swapped
 
 
@@ -20,6 +22,13 @@ def test_no_prompt_is_drawn_from_both_benchmarks(tmp_path: Path) -> None:
         drawn = [p for task in TASKS.values() for p in make(task.format(turns), tmp_path).problems(None, 0)]
         said = [str(p.prompt) for p in drawn]
         assert len(said) == len(set(said)) == 2
+
+
+def test_no_rule_is_left_out() -> None:
+    """But those that need probes or a referee, what accepts nothing, and `traversal`, which is `block` on a chain."""
+    taken = {make_rule(method.split(":")[0]).name for method in methods(0.7, draft=True, head=False, k=None)}
+    ours = {rule.name for rule in (*LOSSLESS, *LOSSY, *CONTROLS, *STEP_RULES)}
+    assert ours - taken == {"none", "traversal", "semantic", "semantic+", "oracle", "accept-no-step"}
 
 
 def test_batches_of_several_runs_stay_apart(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from bench import trust
 from bench.trust import LADDERS, calibrations, outcomes_of, splits, whole_run
+from tests.bench import test_measures
+from tests.bench.test_measures import made_up, swapped
 
 
 def table(problems: int = 400) -> np.ndarray:
@@ -63,3 +65,30 @@ def test_shares_become_one_run_of_problems_that_all_arms_have(tmp_path: Path, mo
     assert outcomes["number"][methods[0]] == [1.0] * 5 and outcomes["number"]["draft"] == [0.0] * 5
     monkeypatch.setattr(trust, "SPLITS", 3)
     assert calibrations(outcomes)["fly"]["with answers, 0.1"]["none_safe"] == 3  # five problems show nothing
+
+
+@pytest.mark.parametrize(("n", "seen"), [(400, True), (150, False)])
+def test_damage_in_two_answers_of_a_hundred_is_found_or_too_little_to_be_seen(
+    n: int, seen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One digit swapped: with 400 prompts the number finds it, with 150 it says that it shows only larger losses."""
+    monkeypatch.setattr(test_measures, "N", n)
+    damaged = lambda i: f"There are {10 * i + 3 * (i % 50 == 27)} apples."  # noqa: E731
+    run, samples = made_up(**{trust.DAMAGED: damaged, "random:rate=0.5": swapped(5)})
+    number = trust.damage(run, samples, {})["number"]
+    assert number["difference"] == pytest.approx(-0.02) and number["found"] == seen
+    assert (number["visible_from"] > 0.02) != seen
+
+
+def test_a_measure_that_follows_accuracy_ranks_methods_as_accuracy_does() -> None:
+    """The likelihood here is of another order on purpose: its rank correlation shows that."""
+    shares = {f"random:rate=0.{i}": i for i in range(2, 9)}
+    run, samples = made_up(**{name: swapped(share) for name, share in shares.items()})
+    for one in samples:
+        number = int("".join(filter(str.isdigit, one["text"])))
+        one["correct"] = number == 10 * one["index"]
+        level = -float(shares.get(one["arm"], 1))
+        one["likelihood"] = {"one": level, "request": level, "lowest": level, "tokens": 9}
+    found = trust.correlations(run, samples, {})
+    assert found["number"]["spearman"] > 0.95 and found["number"]["low"] > 0.7
+    assert found["likelihood"]["spearman"] < -0.8 and found["likelihood"]["methods"] == 8
