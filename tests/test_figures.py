@@ -174,3 +174,21 @@ def test_perplexities_of_rounded_weights() -> None:
     assert told == figures
     loss = arms["fp8 keys and values"]["kl_nats"]
     assert f"For SmolLM2 it costs {loss:.3f} nats" in (ROOT / "docs" / "usage.md").read_text()
+
+
+def test_quality_of_quantised_pairs() -> None:
+    found = result("quantised-quality-2026-11-19.json")
+    figures = {
+        name: [
+            pair["right"],
+            f"{pair['tau']:.3f}",
+            f"{pair.get('kl_nats', 0):.4f}",
+            f"{100 * pair.get('same_best_token', 1):.1f}",
+        ]
+        for name, pair in found["pairs"].items()
+    }
+    assert rows("reproduce.md", "| both models | right |") == figures and found["n"] == 1000
+    fp8, int4 = (found["drafts"][f"float32 with {kind} draft"] for kind in ("fp8", "int4"))
+    assert fp8["equal_texts"] == int4["equal_texts"] == found["pairs"]["float32"]["equal_texts"] == 1000
+    page = (ROOT / "docs" / "reproduce.md").read_text()
+    assert f"a tau of {fp8['tau']:.3f} in fp8 and {int4['tau']:.3f} in int4, and all 1,000 texts" in page
