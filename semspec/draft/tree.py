@@ -25,7 +25,8 @@ from torch import Tensor
 from semspec import tree
 from semspec.errors import BadRequest
 from semspec.sampling import noise
-from semspec.sampling.draw import SamplingRows, process
+from semspec.sampling.draw import SamplingRows, likeliest_of, process
+from semspec.sampling.processors import History
 from semspec.types import Beam, Draft, DraftRequest, Grow, Request, Runner, Score, ScoreOutput
 
 Numbers = np.ndarray[Any, Any]
@@ -73,11 +74,19 @@ def grow(
 Fed = tuple[list[int], list[int]]  # tokens to feed, and the indices of their parents among all that were fed before
 
 
+def processed(history: History, logits: Tensor, paths: list[list[int]]) -> Tensor:
+    """Rows as the options of a request change them, each after a path of its own."""
+    each = (History(history.processors, history.tokens + path) for path in paths)
+    return torch.cat([own.apply(logits[i : i + 1], drafting=True) for i, own in enumerate(each)])
+
+
 class _Likeliest:
     """Of all tokens met, level by level: ids, the indices of their parents, and their joint log-probabilities."""
 
     def __init__(self, context: list[int], request: DraftRequest, options: TreeOptions, levels: int) -> None:
-        self.options, self.best, self.stop, self.left = options, options.top, request.stop, levels
+        self.options, self.stop, self.left = options, request.stop, levels
+        self.history = None if request.processors is None else request.processors.after(context)
+        self.best = options.top if self.history is None else 0  # which are best shows in processed rows
         # At least finite: a token that cannot follow is none, nor is NaN.
         self.threshold = math.log(request.threshold) if request.threshold > 0 else -sys.float_info.max
         self.width = min(options.top, tree.MAX_TREE // max(levels - 1, 1))
@@ -88,13 +97,18 @@ class _Likeliest:
         self.first = -1  # where the first of them lies among those that were fed; the others follow it
 
     @property
-    def beam(self) -> Beam:
+    def beam(self) -> Beam | None:
+        if self.history is not None:
+            return None
         return Beam(self.chances.tolist(), self.width, self.best, self.left, self.threshold, self.stop)
 
     def add(self, rows: ScoreOutput) -> Fed:
         """The successors of the frontier, from its rows. Returns what to feed next."""
-        assert rows.best is not None
-        values, ids = rows.best
+        best = rows.best
+        if self.history is not None:
+            best = likeliest_of(processed(self.history, rows.logits, self._paths()), self.options.top)
+        assert best is not None
+        values, ids = best
         each = values.shape[1]
         joint, tokens = (self.chances[:, None] + values).ravel(), ids.ravel()
         self.tokens.append(tokens)
@@ -111,6 +125,11 @@ class _Likeliest:
         self.frontier, self.chances, self.first = self.met + chosen, joint[chosen], self.fed
         self.met, self.fed = self.met + len(joint), self.fed + len(chosen)
         return tokens[chosen].astype(int).tolist(), parents
+
+    def _paths(self) -> list[list[int]]:
+        """The tokens up to each of the frontier."""
+        tokens, parents = ([int(n) for each in own for n in each] for own in (self.tokens, self.parents))
+        return [[tokens[i] for i in tree.path(parents, last)] for last in self.frontier.tolist()]
 
     def draft(self) -> Draft:
         tokens, parents, joint = (np.concatenate(each) for each in (self.tokens, self.parents, self.joint))
@@ -136,19 +155,23 @@ class _Drawn:
         self.tokens: dict[int, int] = {}  # of those that could be drawn
         self.rows: dict[int, Tensor] = {}  # what each was drawn from
         self.frontier, self.level = [-1], 0
+        self.history = None if request.processors is None else request.processors.after(context)
         self.place, self.fed = {-1: -1}, 0
 
     def add(self, rows: ScoreOutput) -> Fed:
         logits, sampling, stream = rows.logits, self.request.sampling, self.request.stream
-        processed = process(logits, SamplingRows.of([sampling], [len(logits)], logits.device))
+        if self.history is not None:
+            paths = [[self.tokens[i] for i in tree.path(self.shape, last)] for last in self.frontier]
+            logits = processed(self.history, logits, paths)
+        drawn = process(logits, SamplingRows.of([sampling], [len(logits)], logits.device))
         # The target's noise belongs to positions; any other is drawn for each token by itself.
         at = [self.start + (self.level if stream == noise.TARGET else parent + 1) for parent in self.frontier]
         keys = torch.tensor([noise.signed(noise.key_of(sampling.seed, p, stream)) for p in at], device=logits.device)
-        race = processed - noise.exponential(keys, logits.shape[-1]).log()
+        race = drawn - noise.exponential(keys, logits.shape[-1]).log()
         most = max(len(self.children[parent + 1]) for parent in self.frontier)
         best = race.topk(min(most, logits.shape[-1]), dim=-1)
         ranked = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        for parent, row, (values, ids) in zip(self.frontier, processed, ranked, strict=True):
+        for parent, row, (values, ids) in zip(self.frontier, drawn, ranked, strict=True):
             for child, value, token in zip(self.children[parent + 1], values, ids, strict=False):
                 if value > -torch.inf:
                     self.tokens[child], self.rows[child] = token, row

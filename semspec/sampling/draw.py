@@ -271,11 +271,16 @@ def add_likeliest(requests: Sequence[Score], rows: Sequence[ScoreOutput]) -> Non
     if not asking:
         return
     logits = asking[0][1].logits if len(asking) == 1 else torch.cat([row.logits for _, row in asking])
-    best = logits.topk(min(max(r.best for r, _ in asking), logits.shape[-1]), dim=-1)
-    chances = best.values.float() - logits.float().logsumexp(-1, keepdim=True)
-    both, at = torch.stack([chances.double(), best.indices.double()]).cpu().numpy(), 0
+    both, at = likeliest_of(logits, max(r.best for r, _ in asking)), 0
     for r, row in asking:
         row.best = both[:, at : (at := at + len(row.logits)), : r.best]
+
+
+def likeliest_of(logits: Tensor, most: int) -> np.ndarray[Any, Any]:
+    """[2, R, most]: the likeliest tokens' log-probabilities, and their ids."""
+    best = logits.topk(min(most, logits.shape[-1]), dim=-1)
+    chances = best.values.float() - logits.float().logsumexp(-1, keepdim=True)
+    return torch.stack([chances.double(), best.indices.double()]).cpu().numpy()
 
 
 def _processed(request: Decode, row: ScoreOutput) -> Tensor:

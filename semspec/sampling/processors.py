@@ -2,9 +2,8 @@
 
 They are the one place where options such as penalties, biases and grammars act. Rows of the target are processed before
 a rule sees them, rows of the draft model before its token is drawn, so that both models obey, and a rule that compares
-distributions compares processed ones. Only tree drafts are grown without them: what is not allowed is cut off or
-rejected afterwards. What a processor does is a function of the new tokens before a row: what it remembers is a cache,
-which follows a history that is cut back when a draft is rejected.
+distributions compares processed ones. What a processor does is a function of the new tokens before a row: what it
+remembers is a cache, which follows a history that is cut back when a draft is rejected.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from semspec import verify
+from semspec import tree, verify
 from semspec.draft import CascadeDrafter, EarlyExit, ModelDrafter, NgramDrafter, NoDrafter
 from semspec.draft.model import NO_EARLY_EXIT
 from semspec.draft.tree import TreeOptions
@@ -17,10 +18,12 @@ from semspec.errors import BadRequest
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
+from semspec.loop.work import Task
 from semspec.sampling.logit_options import LogitOptions
 from semspec.sampling.processors import History, Processors
-from semspec.types import Drafter, Sampling
+from semspec.types import Drafter, DraftRequest, Sampling
 from tests.chi import chi_square
+from tests.draft.test_tree import draft_of
 from tests.fakes import FakeRunner, Logits, chain
 
 VOCAB, STOP, PROMPT = 5, 4, [1, 2, 1]
@@ -51,10 +54,14 @@ TARGET = remembered(chain(VOCAB, seed=1, memory=2, sharpness=1.5))
 DRAFT = remembered(chain(VOCAB, seed=9, memory=2, sharpness=1.5))
 
 
-def written(
+def written(verifier: str, o: LogitOptions, *how: Any, **more: Any) -> list[list[int]]:
+    return [[t for event in task.events for t in event.tokens] for task in ran(verifier, o, *how, **more)]
+
+
+def ran(
     verifier: str, o: LogitOptions, drafter: str = "model", draws: int = 1, length: int = 30, temperature: float = 1.0,
     stop: int = STOP,
-) -> list[list[int]]:  # fmt: skip
+) -> list[Task]:  # fmt: skip
     executor, rule = Executor(), verify.make(verifier)
     target, draft = FakeRunner(TARGET, VOCAB, slots=500), FakeRunner(DRAFT, VOCAB, slots=500)
     kinds: dict[str, Any] = {
@@ -78,7 +85,7 @@ def written(
     for task in tasks:
         if task.error is not None:
             raise task.error
-    return [[t for event in task.events for t in event.tokens] for task in tasks]
+    return tasks
 
 
 def allowed(tokens: list[int]) -> bool:
@@ -147,7 +154,10 @@ def p_value(verifier: str, o: LogitOptions = SHAPED, drafter: str = "model", dra
     return chi_square(torch.tensor(list(counts.values())), torch.tensor(list(expected.values())))
 
 
-@pytest.mark.parametrize(("verifier", "drafter"), [("sampling", "model"), ("block", "model"), ("sampling", "ngram")])
+KINDS = [("sampling", "model"), ("block", "model"), ("sampling", "ngram"), ("sampling", "tree"), ("traversal", "tree")]
+
+
+@pytest.mark.parametrize(("verifier", "drafter"), KINDS)
 def test_lossless_rules_keep_the_processed_distribution(verifier: str, drafter: str):
     assert p_value(verifier, drafter=drafter) > 1e-4
 
@@ -183,6 +193,41 @@ def test_drafts_cut_because_of_what_was_drawn_would_be_caught(monkeypatch: pytes
 
 def _only_target(apply: Any) -> Any:
     return lambda self, logits, draft=(), drafting=False: logits.float() if drafting else apply(self, logits, draft)
+
+
+# -- trees
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_tree_is_grown_from_processed_rows(temperature: float):
+    """Each node's row, after the node's own path; where the rule needs them, they come with the draft."""
+    each = EVERYTHING.processors(PROMPT, VOCAB, frozenset({STOP}), lambda text: SPELLING[text])
+    processors, context = Processors(len(PROMPT), each), [*PROMPT, 1, 2]
+    drafter = ModelDrafter(FakeRunner(DRAFT, VOCAB), tree=TreeOptions(12, 0, 3))
+    asked = DraftRequest(4, Sampling(temperature, seed=3), processors=processors, keep_logits=temperature > 0)
+    draft = draft_of(drafter, context, asked)
+    assert draft.parents and 8 <= len(draft.tokens) <= 12, "fewer where less than three may follow"
+    alone = draft_of(drafter, context, replace(asked, processors=None))
+    assert 3 in alone.tokens, "the options change something"
+    for i, token in enumerate(draft.tokens):
+        path = [draft.tokens[j] for j in tree.path(draft.parents, i)]
+        row = processors.after(context + path[:-1]).apply(torch.tensor([DRAFT(context + path[:-1])]))[0]
+        assert row[token] > -torch.inf, path
+        if draft.logits is not None:
+            torch.testing.assert_close(draft.logits[i].softmax(-1), row.softmax(-1))
+    best, at = list[int](), -1
+    while not temperature and (under := [i for i, parent in enumerate(draft.parents) if parent == at]):
+        row = processors.after(context + best).apply(torch.tensor([DRAFT(context + best)]))[0]
+        assert draft.tokens[under[0]] == int(row.argmax()), "the likeliest is first"
+        best, at = [*best, draft.tokens[under[0]]], under[0]
+    assert temperature or len(best) >= 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_as_good_as_its_target_is_accepted_with_every_option(temperature: float, monkeypatch):
+    monkeypatch.setitem(globals(), "DRAFT", TARGET)
+    tasks = ran("exact:couple=true", EVERYTHING, "tree", draws=8, length=24, temperature=temperature)
+    assert all(task.stats.tokens / task.stats.rounds >= 3 for task in tasks), "three tokens of a draft, and one more"
 
 
 # -- the rest of the loop
