@@ -20,6 +20,7 @@ from semspec.sampling import noise
 from semspec.sampling.filters import NEG_INF, top_k_top_p
 from semspec.types import Decode, DecodeOutput, Sampling, Score, ScoreOutput, TokenLogprob
 
+FEW = 256  # tokens, of which all may win
 NOTHING = -2  # in place of a token, where no token is allowed; -1: logits are not numbers
 
 
@@ -148,8 +149,10 @@ def choose(log_weights: Tensor, key: Tensor) -> Tensor:
         drawn: Tensor = kernels.choose(log_weights, key)
         return drawn
     if on_host(log_weights):
-        rows = zip(log_weights.float().numpy(), key.tolist(), strict=True)
-        return torch.tensor([_winner(row, k) for row, k in rows], dtype=torch.long)
+        rows = log_weights.float().numpy()
+        if rows.shape[-1] <= FEW:
+            return torch.from_numpy(_winners(rows, key.numpy().view(np.uint64)))
+        return torch.tensor([_winner(row, k) for row, k in zip(rows, key.tolist(), strict=True)], dtype=torch.long)
     scores = log_weights - noise.exponential(key, log_weights.shape[-1]).log()
     return _index(scores.max(-1))
 
@@ -157,6 +160,13 @@ def choose(log_weights: Tensor, key: Tensor) -> Tensor:
 def on_host(values: Tensor) -> bool:
     """Whether to look at them makes nobody wait."""
     return values.device.type == "cpu"
+
+
+def _winners(log_weights: np.ndarray[Any, Any], keys: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Of many rows at once, where there are so few tokens that to look for those that may win costs more than noise."""
+    scores = log_weights - np.log(noise.exponential_of(keys[:, None], np.arange(log_weights.shape[-1])))
+    best = scores.argmax(-1, keepdims=True)
+    return np.where(np.isnan(np.take_along_axis(scores, best, -1)), -1, best)[:, 0]
 
 
 def _winner(log_weights: np.ndarray[Any, Any], key: int) -> int:

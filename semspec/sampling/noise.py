@@ -117,10 +117,13 @@ def exponential(key: Tensor, size: int) -> Tensor:
     return -torch.log1p(-v.clamp_max(BELOW_ONE))
 
 
-def exponential_of(key: int, tokens: np.ndarray[Any, np.dtype[np.intp]]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """The same for one key and some tokens, in NumPy."""
+def exponential_of(
+    key: int | np.ndarray[Any, np.dtype[np.uint64]], tokens: np.ndarray[Any, np.dtype[np.intp]]
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The same for some tokens, in NumPy. Keys broadcast against them."""
+    bits = np.uint64(key & _ALL) if isinstance(key, int) else key
     with np.errstate(over="ignore", divide="ignore"):
-        x = (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(MULTIPLIERS[0]) + np.uint64(key & _ALL)
+        x = (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(MULTIPLIERS[0]) + bits
         x = (x ^ (x >> np.uint64(30))) * np.uint64(MULTIPLIERS[1])
         x = (x ^ (x >> np.uint64(27))) * np.uint64(MULTIPLIERS[2])
         x ^= x >> np.uint64(31)

@@ -14,7 +14,7 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from semspec.errors import BadRequest
 from semspec.sampling import noise
-from semspec.sampling.draw import SamplingRows, choose, draw, logprobs_of, next_tokens, process
+from semspec.sampling.draw import FEW, SamplingRows, _winner, choose, draw, logprobs_of, next_tokens, process
 from semspec.types import Decode, Sampling, ScoreOutput
 from tests.chi import chi_square, count
 from tests.fakes import FakeRunner
@@ -198,6 +198,17 @@ def test_a_row_by_itself_is_drawn_as_among_others(temperature: float, min_p: flo
     both, others = draw(logits.expand(2, -1), [option] * 2, [7] * 2, [1] * 2, keep=True)
     torch.testing.assert_close(kept, others[:1])
     assert int(alone) == int(both[0])
+
+
+@given(st.integers(0, 10**6), st.sampled_from([1, 2, 6, 63, 255, FEW]), st.integers(1, 9))
+def test_rows_of_a_small_vocabulary_are_drawn_at_once_as_one_by_one(seed: int, size: int, count: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    rows = torch.randn(count, size, generator=random) * 3
+    rows[torch.rand(count, size, generator=random) < 0.4] = -torch.inf
+    rows[0, seed % size] = torch.nan if seed % 3 == 0 else 1.0
+    keys = torch.randint(-(2**63), 2**63 - 1, (count,), generator=random)
+    alone = [_winner(row, key) for row, key in zip(rows.numpy(), keys.tolist(), strict=True)]
+    assert choose(rows, keys).tolist() == alone
 
 
 def test_rows_of_a_large_vocabulary_are_drawn_the_same_alone_and_together() -> None:
