@@ -146,6 +146,29 @@ def test_draws_of_problems_to_advise_from() -> None:
 def test_newer_rules_on_1000_problems() -> None:
     found = result("rules-newer-steps-1000-2026-11-18.json")["runs"][0]["arms"]
     told = rows("results-steps.md", "## Newer rules, on 1,000 problems")
+    step_rules_are_told(told, found)
+    lines = (ROOT / "docs" / "methods.md").read_text().splitlines()
+    for name, arm in found.items():
+        if arm["role"] == "method":
+            (line,) = (line for line in lines if line.startswith(f"| `{name.split(':')[0]}` |"))
+            assert f"| {100 * arm['retention']['value']:.1f} ¹ |" in line
+
+
+def test_newer_step_rules_beside_chance() -> None:
+    arms = result("rules-newer-steps-1000-2026-11-18.json")["runs"][0]["arms"]
+    controls = result("control-newer-steps-1000-2026-11-19.json")["runs"][0]["arms"]
+    assert arms["none"]["accuracy"] == controls["none"]["accuracy"], "the same problems and seeds"
+    chance = {name: arm for name, arm in controls.items() if arm["role"] == "method"}
+    step_rules_are_told(rows("results-steps.md", "| control | correct of 1,000 |"), chance)
+    likely, asked = (
+        arms[rule]["accuracy"]["hits"] - chance[f"random-step:rate={rate}"]["accuracy"]["hits"]
+        for rule, rate in (("likely-step", 0.78), ("confspec", 0.32))
+    )
+    page = (ROOT / "docs" / "results-steps.md").read_text()
+    assert f"`likely-step` has {likely} answers more than chance; `confspec` has {-asked} fewer" in page
+
+
+def step_rules_are_told(told: dict[str, list[str]], found: dict[str, Any]) -> None:
     names = {"target only": "none", "draft only": "draft"}
     assert {names.get(label, label.strip("`")) for label in told} == set(found)
     for label, cells in told.items():
@@ -157,11 +180,6 @@ def test_newer_rules_on_1000_problems() -> None:
         for cell, share in zip(cells[4:], (arm.get("steps_accepted"), arm.get("invalid_refused")), strict=True):
             counts = share and f"{100 * share['hits'] / share['total']:.0f} ({share['hits']:,} of {share['total']:,})"
             assert cell == (counts or "–")
-    lines = (ROOT / "docs" / "methods.md").read_text().splitlines()
-    for name, arm in found.items():
-        if arm["role"] == "method":
-            (line,) = (line for line in lines if line.startswith(f"| `{name.split(':')[0]}` |"))
-            assert f"| {100 * arm['retention']['value']:.1f} ¹ |" in line
 
 
 def test_perplexities_of_rounded_weights() -> None:
