@@ -122,7 +122,7 @@ def test_two_judges_are_two_measures_and_the_table_names_the_one_that_it_shows(s
     values, by = outside_measures(tmp_path, run, samples, "none", JudgeModel(server, "first", problems=2))
     summary = summarise(run, samples, extra=values, by=by)
     assert summary["measures"]["judge"]["problems"] == 2, "not all that the target has answered"
-    assert "judge is by first, asked in both orders about 6 pairs of answers." in notes(summary)
+    assert "judge is by first, of 6 pairs of answers, asked in both orders where they differ." in notes(summary)
 
 
 def test_the_targets_other_samples_are_judged_once(server: str, tmp_path: Path) -> None:
