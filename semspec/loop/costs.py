@@ -91,8 +91,11 @@ class Curve:
 
     def at(self, sizes: ArrayLike, text: float = 0.0) -> Array:
         known, seconds = self._outline(text)
-        sizes, slope = np.asarray(sizes, float), self.slope(text) or 0.0
-        return np.asarray(np.interp(sizes, known, seconds) + slope * np.maximum(sizes - known[-1], 0.0))
+        sizes = np.asarray(sizes, float)
+        found = np.asarray(np.interp(sizes, known, seconds))
+        if not (sizes > known[-1]).any():  # mostly
+            return found
+        return np.asarray(found + (self.slope(text) or 0.0) * np.maximum(sizes - known[-1], 0.0))
 
     def slope(self, text: float = 0.0) -> float | None:
         """Beyond the largest size; None: those that were met are too close to tell."""
