@@ -171,7 +171,8 @@ class PassCosts:
         else:
             known, largest = self.checks.at(rows, text), self.checks.largest
             level = self.checks.at(largest, text).item()
-            if self.checks.slope(text) is None and largest > self.sequences:  # the line from a pass without drafts
+            untold = row_cost is None and self.checks.slope(text) is None
+            if untold and largest > self.sequences:  # the line from a pass without drafts
                 slope = max(level - alone, 0.0) / (largest - self.sequences)
                 known = known + slope * np.maximum(rows - largest, 0.0)
         if row_cost is None:

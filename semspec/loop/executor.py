@@ -115,8 +115,9 @@ class Executor(LiveTasks):
         ready = deque(tasks)
         while ready:
             task = ready.popleft()
-            while not task.done and task.answered:
+            if not task.done and task.answered:
                 self._resume(task)
+                ready.append(task)
             if not ready and self._waiting and self._grant(chosen := self._choose(self._waiting)):
                 ready.append(chosen)
         if self._waiting and len(self._waiting) == len(self.tasks):  # no sequence is left that could free a slot
