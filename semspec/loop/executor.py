@@ -112,6 +112,7 @@ class Executor(LiveTasks):
     # -- sequences
 
     def _advance(self, tasks: Iterable[Task]) -> None:
+        # By turns: all have told what came of their drafts before anybody asks for the next lengths of all.
         ready = deque(tasks)
         while ready:
             task = ready.popleft()

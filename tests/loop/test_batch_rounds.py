@@ -80,4 +80,4 @@ def test_books_of_a_tick_with_drafts_are_as_much_work_for_eight_as_for_two(monke
         asked.clear()
         _, stats = load.batch(count, 30, 60)
         assert sum(each.drafted for each in stats) > 10 * count
-        assert max(asked.count(tick) for tick in set(asked)) <= 4, "of the plan, of trees, and of this and the last round"
+        assert max(asked.count(tick) for tick in set(asked)) <= 4, "of the plan, of trees and of rounds"
