@@ -14,6 +14,7 @@
     python bench/gpu.py --only load                  # pages of the cache, batches up to 64, prompts in pieces
     python bench/gpu.py --only packed                # the tokens of a tick in one row against rectangles
     python bench/gpu.py --only bars --seconds 600    # all that is asked of a server under load, beside vLLM's figures
+    python bench/gpu.py --only auto                  # of these, draft lengths that know the load against fixed ones
     python bench/gpu.py --only quantised_experts     # a layer of a mixture in bfloat16, fp8, int4 and fp4
     python bench/gpu.py --only products              # our product of few rows against cuBLAS, by size of weights
 

@@ -41,6 +41,7 @@ ASIDE: dict[str, tuple[str, str, str, str]] = {
     "load": ("gpu_load", "load", "", ""),
     "packed": ("gpu_packed", "packed", "", ""),
     "bars": ("gpu_bars", "bars", "", ""),
+    "auto": ("gpu_bars", "automatic", "", ""),
 }
 FORMER = {"roll": "decode", "step": "round", "judgement": "rules"}  # as sections were called before
 
