@@ -1,0 +1,145 @@
+"""Products of a few rows with weights of four bits, whose codes are in the order of fragments.py (int4_kernel.py).
+
+Weights have one order, so this serves every pass that quantised.py would, up to QUANTISED_ROWS; prompts read it through
+dequantise.py. Matrices that do not fit keep the other order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from types import ModuleType
+
+import torch
+import triton
+from torch import Tensor
+
+from semspec.model.kernels import QUANTISED_ROWS
+from semspec.model.kernels.early_launch import AHEAD, early
+from semspec.model.kernels.tiles import Card, card_of
+from semspec.model.quantised import QuantisedLinear
+
+UNIT = 128  # inputs at a time
+NO_ZEROS, WORDS, ANY_ZEROS = range(3)  # as in the kernel
+MOST_TILES = 4  # of eight rows; more rows are programs of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Config:
+    """How a product is cut. Not measured yet: `bench/gpu_int4.py` does."""
+
+    tiles: int  # of eight rows: 1, 2 or 4
+    pairs: int  # of fragments (32 outputs) in a warp: 1 or 2; with an activation gates and their ups
+    across: int  # warps of a program with outputs of their own
+    inward: int  # warps that share outputs and take turns with the inputs
+    splits: int = 1  # of the sum, in programs
+    registers: int = 0  # of a thread, at most; 0: as many as it likes
+    ahead: bool = True  # codes on their way into the second-level cache while the kernel before still runs
+
+    @staticmethod
+    def of(size: tuple[int, int], rows: int, card: Card, split: bool, gated: bool) -> Int4Config:
+        """For weights (outputs, inputs)."""
+        tiles = 1 if rows <= 8 else 2 if rows <= 16 else 4
+        return min(Int4Config.all(size, tiles, split, gated), key=lambda cut: cut.cost(size, card))
+
+    @staticmethod
+    def all(size: tuple[int, int], tiles: int, split: bool, gated: bool) -> Iterator[Int4Config]:
+        for pairs, across, inward in product((2,) if gated else (1, 2), (1, 2, 4), (1, 2, 4, 8)):
+            for splits in (1, 2, 4, 8) if split else (1,):
+                if across * inward <= 8 and 2 * splits * inward * UNIT <= size[1] and size[0] % (64 * across) == 0:
+                    yield Int4Config(tiles, pairs, across, inward, splits, 168 if pairs == tiles == 2 else 0)
+
+    @property
+    def warps(self) -> int:
+        return self.across * self.inward
+
+    @property
+    def resident(self) -> int:
+        """Programs that a multiprocessor has room for, by their registers."""
+        taken = {(1, 1): 72, (1, 2): 128, (2, 1): 104, (2, 2): 176, (4, 1): 176, (4, 2): 255}[self.tiles, self.pairs]
+        return max(1, 65536 // (32 * self.warps * -(-min(taken, self.registers or 255) // 8) * 8))
+
+    def cost(self, size: tuple[int, int], card: Card) -> float:
+        """By a rule of thumb, in units of one warp: how unevenly multiprocessors and warps are busy, too few warps to
+        hide what memory takes, and what begins and ends a program."""
+        programs = size[0] / (32 * self.pairs * self.across) * self.splits
+        units = size[1] / UNIT / self.splits
+        steps = -(-units // self.inward)
+        each = programs / card.processors
+        busy = min(each, self.resident) * self.warps * self.pairs  # of 16 that hide it
+        uneven = -(-each // 1) / each if each <= self.resident else 1 + 0.3 * self.resident / each
+        waste = steps * self.inward / units
+        return uneven * waste * max(1.0, 16 / busy) * (steps + 2) / steps * (1 + 0.02 * self.splits)
+
+
+@cache
+def kernel() -> ModuleType | None:
+    """Gluon is experimental: it may be missing or have other names."""
+    try:
+        from semspec.model.kernels import int4_kernel
+    except (ImportError, AttributeError, TypeError):
+        return None
+    return int4_kernel
+
+
+def fits(linear: QuantisedLinear) -> bool:
+    """Whether a matrix on a GPU can have this order. 128 outputs, so that gates and ups end with a block."""
+    (outputs, inputs), (rows, group), codes = linear.size, linear.block, linear.codes
+    return (
+        (linear.kind, linear.run, rows, codes.dim()) == ("int4", 2, 1, 2)
+        and codes.is_cuda and codes.is_contiguous()
+        and card_of(codes.device).capability >= 80
+        and outputs % 128 == 0 and inputs % UNIT == 0
+        and (group >= inputs or group in (32, 64) or group % UNIT == 0)
+        and linear.scales.element_size() > 1
+        and kernel() is not None
+    )  # fmt: skip
+
+
+def int4_product(
+    x: Tensor,
+    linear: QuantisedLinear,
+    parts: bool = False,
+    activation: str | None = None,
+    out: Tensor | None = None,
+    cut: Int4Config | None = None,
+) -> Tensor | None:
+    """As `quantised_product`; None: not of float32."""
+    made = kernel()
+    if made is None or x.dtype not in (torch.bfloat16, torch.float16):
+        return None
+    (rows, inputs), outputs, gated, card = x.shape, linear.size[0], activation is not None, card_of(x.device)
+    group = linear.block[1] if linear.block[1] < inputs else 0
+    if cut is None:
+        cut = Int4Config.of((outputs, inputs), rows, card, parts, gated)
+    assert rows <= QUANTISED_ROWS and x.is_contiguous() and linear.codes.is_contiguous()
+    assert not gated or (cut.splits, cut.pairs) == (1, 2)
+    outputs //= 2 if gated else 1
+    form, dtype = ((rows, outputs), x.dtype) if cut.splits == 1 else ((cut.splits, rows, outputs), torch.float32)
+    out = x.new_empty(form, dtype=dtype) if out is None else out
+    scales, zeros, words, gain, bias = linear.scales, linear.zeros, linear.words, linear.gain, linear.bias
+    kind = NO_ZEROS if zeros is None else ANY_ZEROS if words is None else WORDS
+    stride = words.stride() if words is not None else scales.stride()[::-1]  # (groups, outputs)
+    assert stride[1] == 1 and (zeros is None or words is not None or zeros.stride() == scales.stride())
+    own = 32 * (1 if gated else cut.pairs)
+    grid = (triton.cdiv(outputs, own * cut.across), cut.splits, triton.cdiv(rows, 8 * cut.tiles))
+    launch = early(x.device)
+    made.int4_product[grid](
+        x, linear.codes.view(torch.int32), scales, scales if zeros is None else zeros if words is None else words,
+        scales if gain is None else gain, x if bias is None else bias, out, rows, outputs, out.stride(-2), stride[0],
+        INPUTS=inputs, GROUP=group, ZEROS=kind, GAIN=gain is not None, BIASED=bias is not None, GATED=gated,
+        SILU=activation == "silu", SPLITS=cut.splits, ACROSS=cut.across, INWARD=cut.inward, PAIRS=cut.pairs,
+        TILES=cut.tiles, AHEAD=_ahead(cut, linear) if launch["PDL"] else 0, num_warps=cut.warps,
+        **({"maxnreg": cut.registers} if cut.registers else {}), **launch,
+    )  # fmt: skip
+    return out
+
+
+def _ahead(cut: Int4Config, linear: QuantisedLinear) -> int:
+    """Times that a warp asks for its next two units, of 2 KB for each pair, so that not too much is on its way."""
+    outputs, inputs = linear.size
+    warps = outputs // (32 * cut.pairs) * cut.inward * cut.splits
+    most = min(AHEAD // (warps * 4096 * cut.pairs), inputs // (2 * UNIT * cut.splits * cut.inward))
+    return 1 << (min(most, 4).bit_length() - 1) if cut.ahead and most > 0 else 0
