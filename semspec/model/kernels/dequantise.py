@@ -21,8 +21,9 @@ def dequantise(linear: QuantisedLinear, dtype: torch.dtype) -> Tensor:
     _dequantise[(outputs, triton.cdiv(inputs // halves, 1024))](
         linear.codes.view(torch.uint8), linear.scales, linear.scales if zeros is None else zeros,
         linear.scales if gain is None else gain, out, *linear.scales.stride(), INPUTS=inputs, KIND=KINDS[linear.kind],
-        GROUP=min(linear.block[1], inputs), GROUP_OUT=linear.block[0], HALF_RUN=32 if linear.fragments else linear.run // 2,
-        ZEROS=zeros is not None, GAIN=gain is not None, FRAGMENTS=linear.fragments, BLOCK=1024, num_warps=4,
+        GROUP=min(linear.block[1], inputs), GROUP_OUT=linear.block[0], FRAGMENTS=linear.fragments,
+        HALF_RUN=32 if linear.fragments else linear.run // 2, ZEROS=zeros is not None, GAIN=gain is not None,
+        BLOCK=1024, num_warps=4,
     )  # fmt: skip
     return out
 

@@ -13,7 +13,6 @@ from itertools import product
 from types import ModuleType
 
 import torch
-import triton
 from torch import Tensor
 
 from semspec.model.kernels import QUANTISED_ROWS
@@ -48,7 +47,7 @@ class Int4Config:
     def all(size: tuple[int, int], tiles: int, split: bool, gated: bool) -> Iterator[Int4Config]:
         for pairs, across, inward in product((2,) if gated else (1, 2), (1, 2, 4), (1, 2, 4, 8)):
             for splits in (1, 2, 4, 8) if split else (1,):
-                if across * inward <= 8 and 2 * splits * inward * UNIT <= size[1] and size[0] % (64 * across) == 0:
+                if across * inward <= 8 and splits * inward * UNIT <= size[1] and 64 * across <= size[0]:
                     yield Int4Config(tiles, pairs, across, inward, splits, 168 if pairs == tiles == 2 else 0)
 
     @property
@@ -65,13 +64,11 @@ class Int4Config:
         """By a rule of thumb, in units of one warp: how unevenly multiprocessors and warps are busy, too few warps to
         hide what memory takes, and what begins and ends a program."""
         programs = size[0] / (32 * self.pairs * self.across) * self.splits
-        units = size[1] / UNIT / self.splits
+        units, each = size[1] / UNIT / self.splits, programs / card.processors
         steps = -(-units // self.inward)
-        each = programs / card.processors
-        busy = min(each, self.resident) * self.warps * self.pairs  # of 16 that hide it
-        uneven = -(-each // 1) / each if each <= self.resident else 1 + 0.3 * self.resident / each
-        waste = steps * self.inward / units
-        return uneven * waste * max(1.0, 16 / busy) * (steps + 2) / steps * (1 + 0.02 * self.splits)
+        loads = min(each, self.resident) * self.warps * self.pairs  # of 2 KB on their way; 20 hide what memory takes
+        uneven = -(-each // 1) / each * steps * self.inward / units
+        return uneven * max(1.0, 20 / loads) * (steps + 2) / steps * (1 + 0.02 * self.splits)
 
 
 @cache
@@ -84,12 +81,16 @@ def kernel() -> ModuleType | None:
     return int4_kernel
 
 
+def on_a_gpu(codes: Tensor) -> bool:
+    return codes.is_cuda
+
+
 def fits(linear: QuantisedLinear) -> bool:
     """Whether a matrix on a GPU can have this order. 128 outputs, so that gates and ups end with a block."""
     (outputs, inputs), (rows, group), codes = linear.size, linear.block, linear.codes
     return (
         (linear.kind, linear.run, rows, codes.dim()) == ("int4", 2, 1, 2)
-        and codes.is_cuda and codes.is_contiguous()
+        and on_a_gpu(codes) and codes.is_contiguous()
         and card_of(codes.device).capability >= 80
         and outputs % 128 == 0 and inputs % UNIT == 0
         and (group >= inputs or group in (32, 64) or group % UNIT == 0)
@@ -110,31 +111,44 @@ def int4_product(
     made = kernel()
     if made is None or x.dtype not in (torch.bfloat16, torch.float16):
         return None
-    (rows, inputs), outputs, gated, card = x.shape, linear.size[0], activation is not None, card_of(x.device)
-    group = linear.block[1] if linear.block[1] < inputs else 0
+    (rows, inputs), outputs, gated = x.shape, linear.size[0], activation is not None
     if cut is None:
-        cut = Int4Config.of((outputs, inputs), rows, card, parts, gated)
+        cut = Int4Config.of((outputs, inputs), rows, card_of(x.device), parts, gated)
     assert rows <= QUANTISED_ROWS and x.is_contiguous() and linear.codes.is_contiguous()
     assert not gated or (cut.splits, cut.pairs) == (1, 2)
     outputs //= 2 if gated else 1
     form, dtype = ((rows, outputs), x.dtype) if cut.splits == 1 else ((cut.splits, rows, outputs), torch.float32)
     out = x.new_empty(form, dtype=dtype) if out is None else out
+    arguments, constants, grid = launched(x, linear, activation, out, cut)
+    early_or_not = early(x.device)
+    constants["AHEAD"] = _ahead(cut, linear) if early_or_not["PDL"] else 0
+    limit = {"maxnreg": cut.registers} if cut.registers else {}
+    made.int4_product[grid](*arguments.values(), **constants, num_warps=cut.warps, **limit, **early_or_not)
+    return out
+
+
+def launched(
+    x: Tensor, linear: QuantisedLinear, activation: str | None, out: Tensor, cut: Int4Config
+) -> tuple[dict[str, Tensor | int], dict[str, object], tuple[int, int, int]]:
+    """The kernel's arguments, what it is compiled for, and how many programs."""
+    (rows, inputs), gated, outputs = x.shape, activation is not None, out.shape[-1]
     scales, zeros, words, gain, bias = linear.scales, linear.zeros, linear.words, linear.gain, linear.bias
     kind = NO_ZEROS if zeros is None else ANY_ZEROS if words is None else WORDS
-    stride = words.stride() if words is not None else scales.stride()[::-1]  # (groups, outputs)
+    stride = scales.stride()[::-1] if words is None else words.stride()  # (groups, outputs)
     assert stride[1] == 1 and (zeros is None or words is not None or zeros.stride() == scales.stride())
+    arguments: dict[str, Tensor | int] = {
+        "x": x, "codes": linear.codes.view(torch.int32), "scales": scales,
+        "zeros": scales if zeros is None else zeros if words is None else words,
+        "gain": scales if gain is None else gain, "bias": x if bias is None else bias, "out": out,
+        "rows": rows, "outputs": outputs, "out_stride": out.stride(-2), "scale_group": stride[0],
+    }  # fmt: skip
+    constants: dict[str, object] = {
+        "INPUTS": inputs, "GROUP": linear.block[1] if linear.block[1] < inputs else 0, "ZEROS": kind,
+        "GAIN": gain is not None, "BIASED": bias is not None, "GATED": gated, "SILU": activation == "silu",
+        "SPLITS": cut.splits, "ACROSS": cut.across, "INWARD": cut.inward, "PAIRS": cut.pairs, "TILES": cut.tiles,
+    }  # fmt: skip
     own = 32 * (1 if gated else cut.pairs)
-    grid = (triton.cdiv(outputs, own * cut.across), cut.splits, triton.cdiv(rows, 8 * cut.tiles))
-    launch = early(x.device)
-    made.int4_product[grid](
-        x, linear.codes.view(torch.int32), scales, scales if zeros is None else zeros if words is None else words,
-        scales if gain is None else gain, x if bias is None else bias, out, rows, outputs, out.stride(-2), stride[0],
-        INPUTS=inputs, GROUP=group, ZEROS=kind, GAIN=gain is not None, BIASED=bias is not None, GATED=gated,
-        SILU=activation == "silu", SPLITS=cut.splits, ACROSS=cut.across, INWARD=cut.inward, PAIRS=cut.pairs,
-        TILES=cut.tiles, AHEAD=_ahead(cut, linear) if launch["PDL"] else 0, num_warps=cut.warps,
-        **({"maxnreg": cut.registers} if cut.registers else {}), **launch,
-    )  # fmt: skip
-    return out
+    return arguments, constants, (-(-outputs // (own * cut.across)), cut.splits, -(-rows // (8 * cut.tiles)))
 
 
 def _ahead(cut: Int4Config, linear: QuantisedLinear) -> int:

@@ -13,6 +13,8 @@ All tensors are flat: 8 numbers of each thread, so many as two fragments of sums
 neighbours, columns j of two.
 """
 
+# ruff: noqa: RUF005, SIM108 - the compiler knows no unpacking, and decides conditions only in statements
+
 from __future__ import annotations
 
 from triton.experimental import gluon
@@ -68,9 +70,7 @@ def total_asm(tiles: int, first: bool, kind: str) -> tuple[str, str]:
                 f"{{{x}}}, {{{start}}};"
             )
         lines += [f"mov.f32 ${8 * n + 4 + i}, ${8 * n + i};" for i in range(4)]
-    return "\n".join([*lines, "}"]), ",".join(
-        ["=&f"] * made + ["r"] * (4 * tiles) + ["f"] * (0 if first else made)
-    )
+    return "\n".join([*lines, "}"]), ",".join(["=&f"] * made + ["r"] * (4 * tiles) + ["f"] * (0 if first else made))
 
 
 @gluon.constexpr_function
@@ -188,7 +188,8 @@ def finished(
     of fragments, `apart` how far it is to the next warp's."""
     SIZE: gl.constexpr = sum.shape[0] // INWARD
     if INWARD > 1:
-        sum = gl.sum(sum.reshape([INWARD, SIZE]), 0)
+        APART: gl.constexpr = gl.BlockedLayout([INWARD, 8 // INWARD], [1, 32], [1, gl.num_warps()], [1, 0])
+        sum = gl.sum(gl.convert_layout(sum.reshape([INWARD, SIZE]), APART), 0)
     i = gl.arange(0, SIZE, layout=sum.type.layout)
     n = first + i // 256 * apart + i // 32 % 8 * 4 + i % 8 // 2
     if GAIN:
@@ -214,8 +215,8 @@ def int4_product(
     GATED: gl.constexpr, SILU: gl.constexpr, SPLITS: gl.constexpr, ACROSS: gl.constexpr, INWARD: gl.constexpr,
     PAIRS: gl.constexpr, TILES: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """ACROSS warps have outputs of their own, PAIRS times 32 each (with a gate: 32 gates and their ups); INWARD warps share
-    outputs and take turns with the inputs. TILES times 8 rows of x. GROUP 0: all inputs share a scale."""
+    """ACROSS warps have outputs of their own, PAIRS times 32 each (with a gate: 32 gates and their ups); INWARD warps
+    share outputs and take turns with the inputs. TILES times 8 rows of x. GROUP 0: all inputs share a scale."""
     WARPS: gl.constexpr = ACROSS * INWARD
     L: gl.constexpr = gl.BlockedLayout([8], [32], [WARPS], [0])
     FOUR: gl.constexpr = gl.BlockedLayout([4], [32], [WARPS], [0])
