@@ -40,14 +40,19 @@ MOST = 0.02  # off float64, of its size
 
 
 def wanted(case: Case, rows: int, number: int) -> list[Int4Config]:
-    """The best by the rule of thumb, and the very best with as many registers as it likes, and with few, and without
-    codes on their way before it may start."""
+    """The best by the rule of thumb, and variants of the very best: registers without a limit, or fewer; loads where
+    the assembler puts them; no codes on their way before it may start."""
     _, _, _, size, parts, gated = case
-    tiles, card = 1 if rows <= 8 else 2 if rows <= 16 else 4, card_of(torch.device("cuda"))
-    ordered = sorted(Int4Config.all(size, tiles, parts, gated), key=lambda cut: cut.cost(size, card))
+    card = card_of(torch.device("cuda"))
+    ordered = sorted(Int4Config.all(size, rows, parts, gated), key=lambda cut: cut.cost(size, card))
     one = ordered[0]
-    other = [replace(one, registers=n) for n in (0, 128) if n != one.registers and (n == 0 or tiles * one.pairs > 2)]
-    return list(dict.fromkeys([*ordered[:number], *other, replace(one, ahead=False)]))
+    fewer = 128 if one.registers == 168 else 0
+    return list(
+        dict.fromkeys(
+            [*ordered[:number], replace(one, registers=0), replace(one, registers=fewer), replace(one, ordered=False),
+             replace(one, ahead=False)]
+        )
+    )  # fmt: skip
 
 
 def jobs(models: list[str], rows: list[int], cuts: int) -> list[Job]:

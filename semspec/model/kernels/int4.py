@@ -22,7 +22,7 @@ from semspec.model.quantised import QuantisedLinear
 
 UNIT = 128  # inputs at a time
 NO_ZEROS, WORDS, ANY_ZEROS = range(3)  # as in the kernel
-MOST_TILES = 4  # of eight rows; more rows are programs of their own
+MOST_ROWS = 32  # of a program
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +36,22 @@ class Int4Config:
     splits: int = 1  # of the sum, in programs
     registers: int = 0  # of a thread, at most; 0: as many as it likes
     ahead: bool = True  # codes on their way into the second-level cache while the kernel before still runs
+    ordered: bool = True  # loads stay where they are written
 
     @staticmethod
-    def of(size: tuple[int, int], rows: int, card: Card, split: bool, gated: bool) -> Int4Config:
-        """For weights (outputs, inputs)."""
-        tiles = 1 if rows <= 8 else 2 if rows <= 16 else 4
-        return min(Int4Config.all(size, tiles, split, gated), key=lambda cut: cut.cost(size, card))
+    def of(size: tuple[int, int], rows: int, card: Card, split: bool, gated: bool, group: int = UNIT) -> Int4Config:
+        """For weights (outputs, inputs), so many of which share a scale."""
+        return min(Int4Config.all(size, rows, split, gated, group), key=lambda cut: cut.cost(size, card))
 
     @staticmethod
-    def all(size: tuple[int, int], tiles: int, split: bool, gated: bool) -> Iterator[Int4Config]:
+    def all(size: tuple[int, int], rows: int, split: bool, gated: bool, group: int = UNIT) -> Iterator[Int4Config]:
+        tiles = 1 if rows <= 8 else 2 if rows <= MOST_ROWS // 2 else MOST_ROWS // 8
         for pairs, across, inward in product((2,) if gated else (1, 2), (1, 2, 4), (1, 2, 4, 8)):
             for splits in (1, 2, 4, 8) if split else (1,):
                 if across * inward <= 8 and splits * inward * UNIT <= size[1] and 64 * across <= size[0]:
-                    yield Int4Config(tiles, pairs, across, inward, splits, 168 if pairs == tiles == 2 else 0)
+                    # What the assembler needs with little or no spilling; scales of small groups take many more.
+                    most = {(1, 2): 128, (2, 1): 128, (2, 2): 168}.get((tiles, pairs), 0) if group >= UNIT else 0
+                    yield Int4Config(tiles, pairs, across, inward, splits, most)
 
     @property
     def warps(self) -> int:
@@ -57,7 +60,7 @@ class Int4Config:
     @property
     def resident(self) -> int:
         """Programs that a multiprocessor has room for, by their registers."""
-        taken = {(1, 1): 72, (1, 2): 128, (2, 1): 104, (2, 2): 176, (4, 1): 176, (4, 2): 255}[self.tiles, self.pairs]
+        taken = {(1, 1): 80, (1, 2): 168, (2, 1): 128, (2, 2): 176, (4, 1): 184, (4, 2): 255}[self.tiles, self.pairs]
         return max(1, 65536 // (32 * self.warps * -(-min(taken, self.registers or 255) // 8) * 8))
 
     def cost(self, size: tuple[int, int], card: Card) -> float:
@@ -113,7 +116,7 @@ def int4_product(
         return None
     (rows, inputs), outputs, gated = x.shape, linear.size[0], activation is not None
     if cut is None:
-        cut = Int4Config.of((outputs, inputs), rows, card_of(x.device), parts, gated)
+        cut = Int4Config.of((outputs, inputs), rows, card_of(x.device), parts, gated, linear.block[1])
     assert rows <= QUANTISED_ROWS and x.is_contiguous() and linear.codes.is_contiguous()
     assert not gated or (cut.splits, cut.pairs) == (1, 2)
     outputs //= 2 if gated else 1
@@ -146,6 +149,7 @@ def launched(
         "INPUTS": inputs, "GROUP": linear.block[1] if linear.block[1] < inputs else 0, "ZEROS": kind,
         "GAIN": gain is not None, "BIASED": bias is not None, "GATED": gated, "SILU": activation == "silu",
         "SPLITS": cut.splits, "ACROSS": cut.across, "INWARD": cut.inward, "PAIRS": cut.pairs, "TILES": cut.tiles,
+        "ORDERED": cut.ordered,
     }  # fmt: skip
     own = 32 * (1 if gated else cut.pairs)
     return arguments, constants, (-(-outputs // (own * cut.across)), cut.splits, -(-rows // (8 * cut.tiles)))

@@ -137,6 +137,13 @@ def load_codes(codes, own):
 
 
 @gluon.jit
+def stay():
+    """Loads from before stay before: the assembler would save registers by asking for codes just before it needs
+    them."""
+    gl.inline_asm_elementwise("bar.warp.sync -1; mov.b32 $0, 0;", "=r", [], gl.int32, False, 1)
+
+
+@gluon.jit
 def load_scales(scales, zeros, at, own, ZEROS: gl.constexpr):
     """What is loaded of scales, and of zeros."""
     if ZEROS == WORDS:
@@ -213,7 +220,8 @@ def int4_product(
     x, codes, scales, zeros, gain, bias, out, rows, outputs, out_stride, scale_group,
     INPUTS: gl.constexpr, GROUP: gl.constexpr, ZEROS: gl.constexpr, GAIN: gl.constexpr, BIASED: gl.constexpr,
     GATED: gl.constexpr, SILU: gl.constexpr, SPLITS: gl.constexpr, ACROSS: gl.constexpr, INWARD: gl.constexpr,
-    PAIRS: gl.constexpr, TILES: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr,
+    PAIRS: gl.constexpr, TILES: gl.constexpr, AHEAD: gl.constexpr, ORDERED: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """ACROSS warps have outputs of their own, PAIRS times 32 each (with a gate: 32 gates and their ups); INWARD warps
     share outputs and take turns with the inputs. TILES times 8 rows of x. GROUP 0: all inputs share a scale."""
@@ -282,6 +290,8 @@ def int4_product(
                 for p in gl.static_range(PAIRS):
                     next = load_codes(codes + then * 512, from_codes + (p * between * BLOCK + j // 2 * 256))
                     held = held[: 2 * p + j // 2] + (next,) + held[2 * p + j // 2 + 1 :]
+                if ORDERED:
+                    stay()
             if (j + 1) % PER == 0:
                 at = group_at(of_unit, step + 1, j // PER, INWARD, STEPS, UNITS, EVEN, GROUP) * scale_group
                 before, sums = sums, ()
