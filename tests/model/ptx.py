@@ -137,7 +137,10 @@ class _Program:
         op, kind = name[0], name[-1]
         if op in ("bar", "griddepcontrol", "createpolicy", "prefetch"):
             return
-        if op in ("ld", "st"):
+        if op == "cp":  # asynchronous copies are done at once
+            if "shared" in name:
+                self.copy(operands, active)
+        elif op in ("ld", "st"):
             self.access(name, operands, active)
         elif op == "ldmatrix":
             self.matrices(operands)
@@ -239,9 +242,7 @@ class _Program:
         place, held = operands[:2]
         if name[0] == "ld":
             place, held = held, place
-        found = re.fullmatch(r"\[ *([^ +\]]+) *(?:\+ *(-?\d+))? *\]", place)
-        assert found is not None, place
-        address = self.bits(found[1]).astype(np.int64) + int(found[2] or 0)
+        address = self.address(place)
         names = held.strip("{} ").replace(" ", "").split(",")
         size, address = width * len(names), address[active]
         local = np.arange(size)
@@ -261,10 +262,20 @@ class _Program:
             before[active] = whole.view(np.uint64)[:, 0]
             self.registers[register] = before
 
+    def copy(self, operands: list[str], active: Array) -> None:
+        to, source = (self.address(place)[active] for place in operands[:2])
+        size = int(operands[2], 0)
+        self.shared[to[:, None] + np.arange(size)] = self.memory.load(source, size)
+
+    def address(self, place: str) -> Array:
+        found = re.fullmatch(r"\[ *([^ +\]]+) *(?:\+ *(-?\d+))? *\]", place)
+        assert found is not None, place
+        return self.bits(found[1]).astype(np.int64) + int(found[2] or 0)
+
     def matrices(self, operands: list[str]) -> None:
         """ldmatrix: each eight threads have the addresses of a matrix's rows, of which every thread gets two halves."""
         lane, names = np.arange(self.threads), operands[0].strip("{} ").replace(" ", "").split(",")
-        address = self.bits(operands[1].strip("[] ")).astype(np.int64)
+        address = self.address(operands[1])
         for i, name in enumerate(names):
             own = address[lane // 32 * 32 + i * 8 + lane % 32 // 4] + lane % 4 * 4
             self.registers[name] = self.shared[own[:, None] + np.arange(4)].view(np.uint32)[:, 0].astype(np.uint64)
