@@ -142,8 +142,11 @@ def verify(todo: list[Job], processes: int, until: float) -> dict[Job, str]:
         if not left or time.time() > until:
             break
         with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-            for found in pool.map(verified, shares(left, processes)):
-                told |= dict(found)
+            for future in [pool.submit(verified, share) for share in shares(left, processes)]:
+                try:
+                    told |= dict(future.result())
+                except Exception as problem:  # a process has died: the others' results count, the rest is tried again
+                    print("a process ended:", str(problem)[:200], flush=True)
     for (case, rows, cut), problem in told.items():
         if problem:
             print("WRONG", *case[:3], f"{rows} rows", cut or "quantised.py", problem, flush=True)
