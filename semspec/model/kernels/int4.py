@@ -13,6 +13,7 @@ from itertools import product
 from types import ModuleType
 
 import torch
+import triton
 from torch import Tensor
 
 from semspec.model.kernels import QUANTISED_ROWS
@@ -23,6 +24,7 @@ from semspec.model.quantised import QuantisedLinear
 UNIT = 128  # inputs at a time
 NO_ZEROS, WORDS, ANY_ZEROS = range(3)  # as in the kernel
 MOST_ROWS = 32  # of a program
+KNOWN = ("3.6.",)  # versions of Triton whose Gluon was seen to compile it; weights are put in this order only for those
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ class Int4Config:
 @cache
 def kernel() -> ModuleType | None:
     """Gluon is experimental: it may be missing or have other names."""
+    if not triton.__version__.startswith(KNOWN):
+        return None
     try:
         from semspec.model.kernels import int4_kernel
     except (ImportError, AttributeError, TypeError):
