@@ -118,7 +118,11 @@ def test_every_matrix_has_a_cut(gated: bool) -> None:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="Triton's assembler is only known to come with x86-64")
 def test_the_kernel_as_compiled_multiplies(tmp_path: Path) -> None:
-    pytest.importorskip("triton.experimental.gluon", reason="Gluon is not installed")
+    pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
+    from semspec.model.kernels import int4
+
+    if int4.kernel() is None:
+        pytest.skip("the kernel is not known to compile with this version of Triton")
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
