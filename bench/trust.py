@@ -2,11 +2,15 @@
 where right answers are known.
 
     python -m bench.trust --out runs/trust --problems 400 --processes 16 --result results/trust-DATE.json
+    python -m bench.trust --out runs/trust --problems 400 --analyse --judge http://HOST/v1 --judge-model NAME
 
 One run of 20 methods and settings on problems of the split `probe`, with the measures and controls of prompts without
 answers. Then, from its samples: each measure's rank correlation with accuracy over the methods, with an interval over
 problems; a planted fault, one digit of the answer swapped in 2 % of the target's texts; and calibrations of each rule,
 with answers and without, on 200 random splits of the problems: chosen on one half, judged by the other.
+
+Judge models that were asked (`--judge`) are measures, too. `--judge planted` asks none, but a server of this benchmark
+that knows the right answers: it shows what a useful judge would look like.
 """
 
 from __future__ import annotations
@@ -25,12 +29,13 @@ import torch
 from scipy import stats
 
 import semspec
+from bench import trust_judge
 from semspec.bench.agreement import WORDS
 from semspec.bench.arms import BASELINE, DRAFT
-from semspec.bench.calibrate import bounded, loosest_safe, losses_of
+from semspec.bench.calibrate import bounded, loosest_safe
 from semspec.bench.folder import Sample, key_of, load_run, surroundings, write_json
 from semspec.bench.likelihood import likelihoods, summed_up
-from semspec.bench.measures import MEANING, NUMBER, compare_measures, values_of
+from semspec.bench.measures import JUDGE, MEANING, NUMBER, compare_measures, values_of
 from semspec.bench.outside import outside_measures
 from semspec.bench.run import Bench, Config
 from semspec.bench.verdict import Margin
@@ -60,21 +65,33 @@ def config(problems: int) -> Config:
 
 
 def correlations(run: dict[str, Any], samples: list[Sample], extra: Any) -> dict[str, Any]:
-    """Of each measure's loss with the loss of right answers, over the methods; intervals from resampled problems."""
+    """Of each measure's loss with the loss of right answers, over the methods; intervals from resampled problems. None
+    where all methods lose the same. An arm's mean is over the problems where its value is known, as in tables."""
     arms = [arm["name"] for arm in run["arms"] if arm["role"] in ("method", "draft")]
     correct = {key_of(s): float(s["correct"]) for s in samples}
     rng, found = np.random.default_rng(0), {}
     words = values_of(run, samples, {})[MEANING]
     for name, values in {**values_of(run, samples, extra), WORDS: words}.items():
-        ours = losses_of(samples, arms, values).of
-        truth = losses_of(samples, arms, {key: correct[key] for key in values if key in correct}).of
-        table, right = (np.array([losses[arm] for arm in arms]) for losses in (ours, truth))
+        problems = [p for arm, p, _ in map(key_of, samples) if arm == BASELINE and (arm, p, 0) in values]
+        table, right = (
+            np.array([[seen[BASELINE, p, 0] - seen.get((arm, p, 0), np.nan) for p in problems] for arm in arms])
+            for seen in (values, correct)
+        )
         drawn = [rng.integers(0, table.shape[1], table.shape[1]) for _ in range(1000)]
-        ranks = [stats.spearmanr(table[:, d].mean(1), right[:, d].mean(1)).statistic for d in drawn]
-        low, high = np.nanquantile(ranks, [0.025, 0.975])
-        rank = stats.spearmanr(table.mean(1), right.mean(1)).statistic
-        found[name] = {"spearman": float(rank), "low": float(low), "high": float(high), "methods": len(arms)}
+        ranks = [known for d in drawn if (known := _rank(table[:, d], right[:, d])) is not None]
+        low, high = np.quantile(ranks, [0.025, 0.975]).tolist() if ranks else (None, None)
+        rank = _rank(table, right)
+        found[name] = {"spearman": rank, "low": low, "high": high, "methods": len(arms), "problems": len(problems)}
     return found
+
+
+def _rank(ours: np.ndarray, right: np.ndarray) -> float | None:
+    known = ~np.isnan(ours)
+    some = known.any(1)
+    means = np.where(known, ours, 0.0).sum(1)[some] / known.sum(1)[some], right.mean(1)[some]
+    if any(np.ptp(one) == 0 for one in means):
+        return None
+    return float(stats.spearmanr(*means).statistic)
 
 
 def plant_damage(run: dict[str, Any], samples: list[Sample], pair: semspec.Pair, bench: Bench) -> None:
@@ -107,6 +124,12 @@ def damage(run: dict[str, Any], samples: list[Sample], extra: Any) -> dict[str, 
             "visible_from": (gap["high"] - gap["low"]) / 2,
         }  # fmt: skip
     return found
+
+
+def separated(run: dict[str, Any], samples: list[Sample], extra: Any) -> dict[str, Any]:
+    """By measure: whether `random`, and the draft alone, can be told from the target."""
+    about = compare_measures(run, samples, Margin(), extra)[1]
+    return {name: {what: one[what] for what in ("separates_random", "separates_draft")} for name, one in about.items()}
 
 
 def careless_choice(losses: Sequence[Sequence[float]], bound: float) -> int | None:
@@ -197,6 +220,11 @@ def whole_run(out: Path) -> tuple[dict[str, Any], list[Sample]]:
     return run, [s for s in samples if s["problem"] in common]
 
 
+def told(done: int, pairs: int) -> None:
+    if done % 50 == 0 or done == pairs:
+        print(f"judge: {done} of {pairs} pairs of answers, two requests each", flush=True)
+
+
 def report(found: dict[str, Any], result: Path | None) -> None:
     print(json.dumps({key: value for key, value in found.items() if key not in ("figures", "outcomes")}, indent=1))
     if result:
@@ -213,6 +241,10 @@ def main() -> None:
         "--outcomes", type=Path, help="only calibrations again, from what an earlier result has of a run"
     )
     parser.add_argument("--analyse", action="store_true", help="do not run anything; take what is in the folder")
+    parser.add_argument("--judge", help="a server's address up to /v1, or: planted")
+    parser.add_argument("--judge-model", default="")
+    parser.add_argument("--judge-problems", type=int, help="all by default")
+    parser.add_argument("--judge-parallel", type=int, default=32, help="requests at a time")
     given = parser.parse_args()
     if given.outcomes:
         written = json.loads(given.outcomes.read_text())["outcomes"]
@@ -225,6 +257,8 @@ def main() -> None:
         return
     if given.out is None:
         parser.error("say where to keep the run with --out DIR")
+    if given.judge not in (None, trust_judge.NAME) and not given.judge_model:
+        parser.error("say which model judges with --judge-model NAME")
     if not given.analyse:
         shares = [(given.problems, i, given.processes, given.out / f"share-{i:02}") for i in range(given.processes)]
         with ProcessPoolExecutor(given.processes, get_context("spawn")) as pool:
@@ -234,11 +268,18 @@ def main() -> None:
     problems, undamaged = {s["problem"] for s in samples}, list(samples)
     outcomes = outcomes_of(run, undamaged, {})
     plant_damage(run, samples, bench.pair, bench)
-    extra, by = outside_measures(given.out, run, samples)
+    with trust_judge.judge_at(
+        given.judge, given.judge_model, given.judge_problems or given.problems, given.judge_parallel, bench
+    ) as judge:
+        extra, by = outside_measures(given.out, run, samples, judge=judge, progress=told)
+    extra.pop(JUDGE, None)  # that is the last one asked
+    judges = trust_judge.measures(given.out, run, samples)
+    extra |= judges
     found = {
         "problems": len(problems), "encoder": by.get(MEANING, ""), "methods": len(METHODS),
         "correlation": correlations({**run, "arms": run["arms"][:-1]}, undamaged, extra),
-        "damage": damage(run, samples, extra), "confidence": CONFIDENCE,
+        "damage": damage(run, samples, extra), "tells": separated(run, samples, extra),
+        "judges": trust_judge.habits(given.out, samples, judges), "confidence": CONFIDENCE,
         "calibration": calibrations(outcomes),
         "accuracy": {
             arm["name"]: float(np.mean([s["correct"] for s in samples if s["arm"] == arm["name"]]))

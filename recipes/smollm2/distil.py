@@ -1,15 +1,13 @@
 """A draft model for a target: a few of its own layers, taught to write what the target writes.
 
 The draft has the target's embedding, head and norm and some of its layers, by default two at the bottom and two at the
-top. It learns the target's distributions (Kullback-Leibler, temperature 1) on texts that the target has sampled itself
-after public prompts. Prompts that are used to measure, such as Spec-Bench's, are no prompts to train on.
+top. It learns the target's distributions (Kullback-Leibler, temperature 1) on texts that the target has written itself,
+which a head can be trained on, too. Prompts that are used to measure, such as Spec-Bench's, are no prompts to train on.
 
     M=.models/SmolLM2-135M-Instruct.Q4_1.gguf
-    PYTHONPATH=. python3 -m recipes.smollm2.sample $M --prompts gsm8k/train.jsonl --prompts mbpp/mbpp.jsonl \\
-        --texts 6000 --out runs/smollm2-draft/texts.jsonl --device cuda --batch 128
-    PYTHONPATH=. python3 -m recipes.smollm2.distil $M --texts runs/smollm2-draft/texts.jsonl --minutes 8 \\
-        --out runs/smollm2-draft/model
-    semspec advise $M --draft runs/smollm2-draft/model --task spec-bench --data data
+    PYTHONPATH=. python3 -m recipes.smollm2.sample $M --problems 16000 --out runs/smollm2 --device cuda --slots 256
+    PYTHONPATH=. python3 -m recipes.smollm2.distil $M --texts runs/smollm2 --minutes 6 --out runs/smollm2-draft
+    semspec advise $M --draft runs/smollm2-draft --task spec-bench --data data
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from semspec.head_fit import texts
 from semspec.model.source import Source
 from semspec.model.weights import open_checkpoint
 from semspec.text.tokenizer import load_tokenizer
@@ -66,36 +65,42 @@ def student_of(teacher: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMod
     return model.to(teacher.device).train()  # type: ignore[return-value]
 
 
-def read_texts(path: Path, most: int) -> list[tuple[list[int], int]]:
-    """(tokens, where the sampled part begins), cut to at most so many tokens."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    cut = [((row["prompt"] + row["tokens"])[:most], len(row["prompt"])) for row in rows]
+def read_texts(folder: Path, most: int) -> list[tuple[list[int], int]]:
+    """(tokens, where the target's own part begins), cut to at most so many tokens."""
+    cut = [(text.tokens[:most], text.prompt) for text in texts.read(folder / texts.FILE)]
     kept = [(tokens, begin) for tokens, begin in cut if len(tokens) > begin + 1]
     if not kept:
-        raise SystemExit(f"{path} has no text longer than its prompt within {most} tokens; give a larger --longest")
+        raise SystemExit(f"{folder} has no text longer than its prompt within {most} tokens; give a larger --longest")
     return kept
 
 
-def batches(texts: list[tuple[list[int], int]], size: int, rng: random.Random) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(rows: list[tuple[list[int], int]], size: int, rng: random.Random) -> Iterator[tuple[Tensor, Tensor]]:
     """[B, N] tokens, and [B, N - 1] which of their successors the target has written; without an end."""
     while True:
-        order = list(range(len(texts)))
+        order = list(range(len(rows)))
         rng.shuffle(order)
         for start in range(0, len(order), size):
-            chosen = [texts[i] for i in order[start : start + size]]
+            chosen = [rows[i] for i in order[start : start + size]]
             longest = max(len(tokens) for tokens, _ in chosen)
             ids = torch.tensor([tokens + [0] * (longest - len(tokens)) for tokens, _ in chosen])
             at = torch.arange(longest - 1)
             yield ids, torch.stack([(at >= begin - 1) & (at < len(tokens) - 1) for tokens, begin in chosen])
 
 
+def said(model: PreTrainedModel, ids: Tensor, counts: Tensor) -> Tensor:
+    """Logits of the places that count: those of all others would be most of the work."""
+    states = model.base_model(ids, use_cache=False).last_hidden_state[:, :-1]
+    return model.get_output_embeddings()(states[counts]).float()
+
+
 def divergence(
     teacher: PreTrainedModel, student: PreTrainedModel, ids: Tensor, counts: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Mean KL(teacher, student) over the sampled tokens, in nats, and how often both like the same token best."""
-    with torch.no_grad():
-        wanted = teacher(ids).logits[:, :-1][counts].float()
-    ours = student(ids).logits[:, :-1][counts].float()
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.device.type == "cuda"):
+        with torch.no_grad():
+            wanted = said(teacher, ids, counts)
+        ours = said(student, ids, counts)
     loss = F.kl_div(ours.log_softmax(-1), wanted.log_softmax(-1), log_target=True, reduction="batchmean")
     return loss, (ours.argmax(-1) == wanted.argmax(-1)).float().mean()
 
@@ -103,7 +108,7 @@ def divergence(
 def train(
     teacher: PreTrainedModel,
     student: PreTrainedModel,
-    texts: list[tuple[list[int], int]],
+    rows: list[tuple[list[int], int]],
     minutes: float,
     batch: int,
     rate: float,
@@ -112,8 +117,8 @@ def train(
 ) -> list[dict[str, float]]:
     """By the clock: the rate rises at once and falls to 0 at the end. Returns what was measured on held-out texts."""
     rng = random.Random(seed)
-    shuffled = rng.sample(texts, len(texts))
-    held = max(1, round(HELD_OUT * len(texts)))
+    shuffled = rng.sample(rows, len(rows))
+    held = max(1, round(HELD_OUT * len(rows)))
     test, rest = shuffled[:held], shuffled[held:] or shuffled
     optimizer = torch.optim.AdamW(student.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
     began, log, step = clock(), [measure(teacher, student, test, batch)], 0
@@ -139,10 +144,10 @@ def train(
 
 
 @torch.no_grad()
-def measure(teacher: PreTrainedModel, student: PreTrainedModel, texts: list[Any], batch: int) -> dict[str, float]:
+def measure(teacher: PreTrainedModel, student: PreTrainedModel, rows: list[Any], batch: int) -> dict[str, float]:
     """On texts that nothing was learnt from, each once."""
-    source, total = batches(texts, batch, random.Random(0)), [0.0, 0.0, 0.0]
-    for _ in range(0, len(texts), batch):
+    source, total = batches(rows, batch, random.Random(0)), [0.0, 0.0, 0.0]
+    for _ in range(0, len(rows), batch):
         ids, counts = (part.to(student.device) for part in next(source))
         kl, same = divergence(teacher, student, ids, counts)
         n = int(counts.sum())
@@ -153,10 +158,12 @@ def measure(teacher: PreTrainedModel, student: PreTrainedModel, texts: list[Any]
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", help="a checkpoint folder or a .gguf file")
-    parser.add_argument("--texts", type=Path, required=True, help="what recipes.smollm2.sample wrote")
+    parser.add_argument(
+        "--texts", type=Path, required=True, help="folder filled by recipes.smollm2.sample, or for a head"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the draft model")
     parser.add_argument("--layers", default="0,1,-2,-1", help="of the target, counted from 0, or from the end")
-    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--longest", type=int, default=512, help="tokens of a text, prompt included")

@@ -1,7 +1,8 @@
 """Another model as a judge: which of two answers is better? Any OpenAI-compatible server; never required.
 
 Each pair is asked about in both orders, since judges favour a place; ties are allowed, and two replies that contradict
-each other are a tie. Replies are kept in the run's folder, so nothing is asked or paid for twice.
+each other are a tie. Replies are kept in the run's folder, and answers that look the same to the judge are one, so
+nothing is asked or paid for twice.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from semspec.bench.agreement import Values, final_text
 from semspec.bench.folder import Key, Sample, key_of
-from semspec.bench.pairs import paired
+from semspec.bench.pairs import Row, paired
 from semspec.errors import BadRequest
 
 FILE = "judged.jsonl"
@@ -66,28 +69,65 @@ def verdict_of(reply: str) -> float | None:
     return SCORES[words.pop()] if len(words) == 1 and not DENIED.search(text) else None
 
 
+@dataclass(frozen=True)
+class Opinion:
+    """Of a pair, asked about with ours first, then with theirs first. A reply is 1 for the answer that came first, 0
+    for the other, 0.5 for a tie, None if it could not be read."""
+
+    replies: tuple[float | None, float | None]
+    tokens: tuple[int, int]  # read, written
+
+    @property
+    def value(self) -> float | None:
+        """1: ours in both orders; 0: theirs; between: a tie; None: a reply could not be read."""
+        first, second = self.replies
+        return None if first is None or second is None else (first + 1 - second) / 2
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A line of the file: what was said of a sample beside the target's own."""
+
+    model: str
+    key: Key
+    value: float | None
+    texts: str | None  # a digest; files of earlier versions do not say of which texts
+    opinion: (
+        Opinion | None
+    )  # None where no request was made for this line: the texts looked the same, or had been judged
+
+
 @dataclass
 class JudgeModel:
     url: str  # up to /v1
     model: str
     problems: int = 40
+    parallel: int = 16  # requests at a time
     requests: int = field(default=0, init=False)
     tokens: dict[str, int] = field(default_factory=lambda: {"prompt_tokens": 0, "completion_tokens": 0}, init=False)
     unread: int = field(default=0, init=False)  # replies that name neither answer; their pairs are not counted
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not re.match(r"https?://", self.url):
             raise BadRequest(f"the judge's address is {self.url!r}; give that of a server, as http://localhost:8000/v1")
         if self.problems < 1:
             raise BadRequest(f"{self.problems} problems for the judge; give 1 or more")
+        if self.parallel < 1:
+            raise BadRequest(f"{self.parallel} requests at a time for the judge; give 1 or more")
 
     def prefer(self, question: str, ours: str, theirs: str) -> float | None:
-        """1: ours in both orders; 0: theirs; between: a tie; None: a reply could not be read."""
-        first = self._ask(PROMPT.format(question=question, a=_shown(ours), b=_shown(theirs)))
-        second = self._ask(PROMPT.format(question=question, a=_shown(theirs), b=_shown(ours)))
-        return None if first is None or second is None else (first + 1 - second) / 2
+        """The value of its opinion."""
+        return self.opinion(question, ours, theirs).value
 
-    def _ask(self, prompt: str) -> float | None:
+    def opinion(self, question: str, ours: str, theirs: str) -> Opinion:
+        a, b = shown(ours), shown(theirs)
+        first, *tokens = self._ask(PROMPT.format(question=question, a=a, b=b))
+        second, *more = self._ask(PROMPT.format(question=question, a=b, b=a))
+        return Opinion((first, second), (tokens[0] + more[0], tokens[1] + more[1]))
+
+    def _ask(self, prompt: str) -> tuple[float | None, int, int]:
+        """What the reply says, and the tokens read and written. From several threads at a time."""
         body = {"model": self.model, "messages": [{"role": "user", "content": prompt}], "temperature": 0,
                 "max_tokens": REPLY_TOKENS}  # fmt: skip
         headers = {"Content-Type": "application/json"}
@@ -97,17 +137,19 @@ class JudgeModel:
             self.url.rstrip("/") + "/chat/completions", json.dumps(body).encode(), headers, method="POST"
         )
         said = self._reply(request)
-        self.requests += 1
         usage = said.get("usage")
-        for name in self.tokens:
-            count = usage.get(name) if isinstance(usage, dict) else 0
-            self.tokens[name] += count if isinstance(count, int) else 0
+        counts = {name: usage.get(name) if isinstance(usage, dict) else 0 for name in self.tokens}
+        read, written = (count if isinstance(count, int) else 0 for count in counts.values())
         found = verdict_of(str(said["choices"][0]["message"]["content"] or ""))
-        self.unread += found is None
-        return found
+        with self._lock:
+            self.requests += 1
+            self.tokens["prompt_tokens"] += read
+            self.tokens["completion_tokens"] += written
+            self.unread += found is None
+        return found, read, written
 
     def _reply(self, request: urllib.request.Request) -> dict[str, Any]:
-        """Asked again while the server says that it is busy, as long as it says."""
+        """Asked again while the server says that it is busy, as long as it says, or hangs up, as busy ones do."""
         for attempt in range(TRIES):
             try:
                 with urllib.request.urlopen(request, timeout=SECONDS) as reply:
@@ -122,6 +164,9 @@ class JudgeModel:
                     f"the judge at {self.url} answers with status {error.code}: {_detail(error)}{KEPT}"
                 ) from None
             except (OSError, HTTPException, ValueError, KeyError, IndexError, TypeError) as error:
+                if isinstance(getattr(error, "reason", error), ConnectionResetError) and attempt < TRIES - 1:
+                    time.sleep(WAIT * 2**attempt)
+                    continue
                 what = error if isinstance(error, OSError) and str(error) else f"no chat completion ({error!r:.80})"
                 raise BadRequest(f"the judge at {self.url} cannot be asked: {what}{KEPT}") from None
         raise AssertionError("the last try returns or raises")
@@ -143,7 +188,8 @@ def _seconds(told: str | None, own: float) -> float:
         return own
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
+    """What a judge sees of an answer."""
     return final_text(text)[:LONGEST]
 
 
@@ -160,50 +206,114 @@ def judged(
 ) -> Values:  # fmt: skip
     """Each sample's preference over the target's own on the same prompt; what is in the folder, and, if there is a
     judge, what is missing there."""
-    asked_of = who_judged(folder, judge)
-    if asked_of is None:
-        return {}
-    target = [s for s in samples if roles[s["arm"]] == "target"]
-    pairs = paired([s for s in samples if roles[s["arm"]] != "target"], target)
-    texts = {key_of(ours): _digest(ours, theirs) for ours, theirs in pairs}
-    found = {
-        key: value
-        for model, key, value, judged_texts in _read(folder / FILE)
-        if model == asked_of and judged_texts in (None, texts.get(key))
-    }  # answers that were made again are judged again
     if judge is not None:
-        asked = {s["problem"]: s["question"] for s in target if s.get("question")}
-        some = set(list(asked)[: judge.problems])
-        missing = [(a, b) for a, b in pairs if a["problem"] in some and key_of(a) not in found]
-        with (folder / FILE).open("a", encoding="utf-8") as file:  # a line a pair, so that nothing is asked twice
-            for i, (ours, theirs) in enumerate(missing):
-                progress(i, len(missing))
-                same = ours["text"] == theirs["text"]
-                value = 0.5 if same else judge.prefer(asked[ours["problem"]], ours["text"], theirs["text"])
-                file.write(json.dumps([judge.model, *key_of(ours), value, texts[key_of(ours)]]) + "\n")
-                file.flush()
-                found[key_of(ours)] = value
-        progress(len(missing), len(missing))
+        _ask_missing(folder, samples, roles, judge, progress)
+    model = who_judged(folder, judge)
+    return {} if model is None else verdicts(folder, samples, roles, model)
+
+
+def verdicts(folder: Path, samples: Sequence[Sample], roles: dict[str, str], model: str) -> Values:
+    """What is in the folder, of one model."""
+    pairs, target = _pairs(samples, roles)
+    found = _found(folder, pairs, model)
     known: Values = {key: value for key, value in found.items() if value is not None}
     there = {problem for _, problem, _ in known}  # the target itself, against which arms are compared
     return known | {key_of(s): 0.5 for s in target if s["problem"] in there}
 
 
+def _pairs(samples: Sequence[Sample], roles: dict[str, str]) -> tuple[list[Row], list[Sample]]:
+    """And the target's own samples."""
+    target = [s for s in samples if roles[s["arm"]] == "target"]
+    return paired([s for s in samples if roles[s["arm"]] != "target"], target), target
+
+
+def _found(folder: Path, pairs: Sequence[Row], model: str) -> dict[Key, float | None]:
+    """Answers that were made again are judged again."""
+    texts = {key_of(ours): _digest(ours, theirs) for ours, theirs in pairs}
+    lines = (line for line in kept(folder) if line.model == model and line.texts in (None, texts.get(line.key)))
+    return {line.key: line.value for line in lines}
+
+
+def _ask_missing(
+    folder: Path, samples: Sequence[Sample], roles: dict[str, str], judge: JudgeModel,
+    progress: Callable[[int, int], None],
+) -> None:  # fmt: skip
+    """A line for every pair, so that nothing is asked twice; in the order in which replies come."""
+    pairs, target = _pairs(samples, roles)
+    found = _found(folder, pairs, judge.model)
+    asked = {s["problem"]: s["question"] for s in target if s.get("question")}
+    some = set(list(asked)[: judge.problems])
+    pairs = [(a, b) for a, b in pairs if a["problem"] in some]
+
+    def seen(pair: Row) -> tuple[str, str, str]:
+        ours, theirs = pair
+        return asked[ours["problem"]], shown(ours["text"]), shown(theirs["text"])
+
+    known = {seen(pair): found[key_of(pair[0])] for pair in pairs if key_of(pair[0]) in found}
+    alike: dict[
+        tuple[str, str, str], list[Row]
+    ] = {}  # most methods give the target's answer, or one and the same other
+    for pair in pairs:
+        if key_of(pair[0]) not in found:
+            alike.setdefault(seen(pair), []).append(pair)
+    path = folder / FILE
+    broken = path.exists() and not path.read_bytes().endswith(b"\n")  # a line that was being written at a kill
+    with path.open("a", encoding="utf-8") as file, ThreadPoolExecutor(judge.parallel) as pool:
+        file.write("\n" * broken)
+
+        def keep(pairs: list[Row], value: float | None, opinion: Opinion | None = None) -> None:
+            for ours, theirs in pairs:
+                said = (opinion.replies, opinion.tokens) if opinion else ()
+                file.write(json.dumps([judge.model, *key_of(ours), value, _digest(ours, theirs), *said]) + "\n")
+                opinion = None  # what was asked and paid is told once
+            file.flush()
+
+        futures = {}
+        for looks, same in alike.items():
+            _, ours, theirs = looks
+            if ours == theirs or looks in known:
+                keep(same, 0.5 if ours == theirs else known[looks])
+            else:
+                futures[pool.submit(judge.opinion, *looks)] = same
+        progress(0, len(futures))
+        failed: BaseException | None = None
+        try:
+            for done, future in enumerate(as_completed(futures), 1):
+                if future.cancelled():
+                    continue
+                if error := future.exception():  # what is under way is still kept, as it will have been paid for
+                    failed = failed or error
+                    for other in futures:
+                        other.cancel()
+                    continue
+                opinion = future.result()
+                keep(futures[future], opinion.value, opinion)
+                progress(done, len(futures))
+        finally:
+            for other in futures:
+                other.cancel()
+    if failed:
+        raise failed
+
+
 def who_judged(folder: Path, judge: JudgeModel | None) -> str | None:
     """The model whose preferences are shown: the one at hand, else the one that was asked last. Two models are two
     measures."""
-    return judge.model if judge else next((model for model, *_ in reversed(list(_read(folder / FILE)))), None)
+    return judge.model if judge else next((line.model for line in reversed(list(kept(folder)))), None)
 
 
 def _digest(ours: Sample, theirs: Sample) -> str:
     return hashlib.sha256(json.dumps([ours["text"], theirs["text"]]).encode()).hexdigest()[:16]
 
 
-def _read(path: Path) -> Iterator[tuple[str, Key, float | None, str | None]]:
-    """Model, sample, preference if there is one, and of which texts; files of earlier versions do not say."""
+def kept(folder: Path) -> Iterator[Kept]:
+    """What was said; files of earlier versions have less."""
+    path = folder / FILE
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
-            model, arm, problem, repeat, value, *texts = json.loads(line)
+            model, arm, problem, repeat, value, *more = json.loads(line)
         except ValueError:  # it was being written when the run was killed
             continue
-        yield model, (arm, problem, repeat), value, texts[0] if texts else None
+        texts, replies, tokens = (*more, None, None, None)[:3]
+        opinion = Opinion(tuple(replies), tuple(tokens)) if replies and tokens else None
+        yield Kept(model, (arm, problem, repeat), value, texts, opinion)

@@ -35,7 +35,7 @@ def outside_measures(
     if preferences := judged(folder, [s for s in samples if s["arm"] in rows], roles, judge, progress):
         pairs = sum(roles[arm] != "target" for arm, _, _ in preferences)
         found[JUDGE] = preferences
-        by[JUDGE] = f"{who_judged(folder, judge)}, asked in both orders about {pairs} pairs of answers"
+        by[JUDGE] = f"{who_judged(folder, judge)}, of {pairs} pairs of answers, asked in both orders where they differ"
     return found, by
 
 

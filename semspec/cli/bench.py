@@ -64,6 +64,7 @@ class TrustArguments:
             help="Problems that the judge model compares, in both orders, per method.", rich_help_panel=QUALITY
         ),
     ] = 40
+    judge_parallel: Annotated[int, typer.Option(help="Requests to the judge at a time.", rich_help_panel=QUALITY)] = 16
 
     def checked_margin(self) -> Any:
         from semspec.bench.verdict import Margin
@@ -82,7 +83,7 @@ class TrustArguments:
             return None
         if not self.judge_model:
             raise BadRequest("say which model judges with --judge-model NAME")
-        return JudgeModel(self.judge, self.judge_model, self.judge_problems)
+        return JudgeModel(self.judge, self.judge_model, self.judge_problems, self.judge_parallel)
 
     def measures(self, folder: Path, run: dict[str, Any], samples: list[dict[str, Any]]) -> tuple[Any, Any]:
         """Of the models besides the pair's."""

@@ -15,6 +15,7 @@ from semspec.tasks import make
 from semspec.tasks.jsonl import JsonLines
 from semspec.text.tokenizer import Prompt, encode
 
+FILE = "texts.jsonl"
 AT_A_TIME = 4  # prompts for each slot: a slot that is done with a short text takes the next one; then all are kept
 FILES = (".jsonl", ".json", ".csv", ".tsv", ".gz", ".txt")
 
@@ -40,7 +41,7 @@ def write(
     slots: int,
 ) -> list[Text]:
     """The target's answers, some at a time; those in the folder already are not written again."""
-    file, about = folder / "texts.jsonl", folder / "texts.json"
+    file, about = folder / FILE, folder / "texts.json"
     made = {"first": encode(pair.tokenizer, asked[0]), "most": options.max_new_tokens, "warmth": options.temperature}
     if about.exists() and _read_json(about) != made:
         raise BadRequest(f"{file} has texts of other prompts or options; give the same, or another --out")

@@ -31,6 +31,7 @@ LAST_RATE = 0.1  # of the peak, at the end
 CLIP = 1.0
 OTHER_STATES = 0.2  # of fc's first weights, beside the last state as it is
 CACHE_BYTES = 2 << 30  # of the target's states, which are the same whenever a text comes again
+CACHE_SHARE = 0.4  # of a GPU's free memory, if that is more
 CHUNK = 512  # rows of the target's logits at a time: large vocabularies
 LIKELY = 64  # of the target's best tokens at a place; the rest of its probability is not learnt
 
@@ -72,7 +73,7 @@ class Trainer:
             self._begin_as_the_target()
         self.optimiser = torch.optim.AdamW(self.module.parameters(), lr=how.rate, betas=(0.9, 0.95), weight_decay=0.01)
         self.done, self.losses = 0, list[float]()
-        self.cached, self.room = dict[tuple[int, ...], TargetOutputs](), CACHE_BYTES
+        self.cached, self.room = dict[tuple[int, ...], TargetOutputs](), room_on(target.device)
 
     @torch.no_grad()
     def _begin_as_the_target(self) -> None:
@@ -170,23 +171,37 @@ class Trainer:
         return max(text.prompt - 2 - self.how.depth + 1, 0)
 
     def _read(self, texts: Sequence[Text]) -> list[TargetOutputs]:
-        """Each text by itself, so that its states do not depend on those beside it, and once while there is room."""
-        return [self._reading(text) for text in texts]
+        """Each text by itself, so that its states do not depend on those beside it, and once while there is room. On a
+        GPU, whose states depend on the sizes of a pass anyway, all that are new in one pass: alone, each would leave it
+        idle while the host prepares the next."""
+        keys = [(text.prompt, *text.tokens) for text in texts]
+        found = {key: self.cached[key] for key in keys if key in self.cached}
+        new = {key: text for key, text in zip(keys, texts, strict=True) if key not in found}
+        together = max(1, self.target.free) if self.target.device.type == "cuda" else 1
+        left = list(new.items())
+        for i in range(0, len(left), together):
+            some = left[i : i + together]
+            for (key, _), read in zip(some, self._pass([text for _, text in some]), strict=True):
+                found[key] = read
+                size = sum(t.numel() * t.element_size() for t in (*read.states.values(), read.likely, read.chances))
+                if size <= self.room:
+                    self.cached[key], self.room = read, self.room - size
+        return [found[key] for key in keys]
 
-    def _reading(self, text: Text) -> TargetOutputs:
-        key = (text.prompt, *text.tokens)
-        if key in self.cached:
-            return self.cached[key]
-        slot, depth = self.target.acquire(), self.parts.num_layers
-        layers = tuple(sorted({*self.how.layers, depth}))
-        (rows,) = self.target.score([Score(self.target, slot, text.tokens, 0, layers, states=len(text.tokens))])
-        self.target.release(slot)
-        likely, chances = self._likely(rows.hidden[depth][self._first(text) + 1 : len(text.tokens) - 1])
-        read = TargetOutputs({i: rows.hidden[i].clone() for i in self.how.layers}, likely, chances)
-        size = sum(t.numel() * t.element_size() for t in (*read.states.values(), likely, chances))
-        if size <= self.room:
-            self.cached[key], self.room = read, self.room - size
-        return read
+    def _pass(self, texts: Sequence[Text]) -> list[TargetOutputs]:
+        depth = self.parts.num_layers
+        layers, slots = tuple(sorted({*self.how.layers, depth})), [self.target.acquire() for _ in texts]
+        rows = self.target.score(
+            [Score(self.target, slot, text.tokens, 0, layers, states=len(text.tokens))
+             for slot, text in zip(slots, texts, strict=True)]
+        )  # fmt: skip
+        for slot in slots:
+            self.target.release(slot)
+        made = []
+        for text, row in zip(texts, rows, strict=True):
+            likely, chances = self._likely(row.hidden[depth][self._first(text) + 1 : len(text.tokens) - 1])
+            made.append(TargetOutputs({i: row.hidden[i].clone() for i in self.how.layers}, likely, chances))
+        return made
 
     def _likely(self, states: Tensor) -> tuple[Tensor, Tensor]:
         best = []
@@ -223,6 +238,11 @@ class Trainer:
         self.module.load_state_dict(begun.module)
         self.optimiser.load_state_dict(begun.optimiser)
         self.done, self.losses = begun.done, begun.losses
+
+
+def room_on(device: torch.device) -> int:
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    return max(CACHE_BYTES, int(CACHE_SHARE * free))
 
 
 def name_of(target: Runner) -> str:

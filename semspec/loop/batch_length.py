@@ -59,6 +59,16 @@ class Account:
         self.whole = min(self.whole + whole, MAX_RESERVE)
 
 
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A tick with drafts."""
+
+    ticks: tuple[int, int]  # in which lengths were asked for, and in which the verdicts came
+    steady: bool  # no draft model had to read a text first
+    check: float  # expected seconds of the target's pass for each sequence,
+    drafts: float  # and for each that drafts, of its drafts
+
+
 class BatchLengths:
     """Of an executor: who runs, and the lengths of this tick."""
 
@@ -80,6 +90,8 @@ class BatchLengths:
         self._tried = 0
         self._begun = set[int]()  # numbers of sequences for which what was measured at loading counts
         self._timed = -1  # the last tick whose drafts were timed
+        self._drafted = Drafted((-1, -1), True, 0.0, 0.0)
+        self._threshold = -1, 0.0  # of this tick
 
     def within(self, length: int | DraftLengthPolicy) -> int | DraftLengthPolicy:
         """The lengths of one more sequence of this batch, if they depend on others."""
@@ -186,26 +198,35 @@ class BatchLengths:
         costs, spent = self.costs, made.draft + made.target
         if not costs.target_only or costs.disturbed >= member.asked:  # somebody's prompt was in it
             return
-        self.credit = min(self.credit + TRIAL_SHARE * spent, MAX_CREDIT * self._target_only())
-        alone = self._target_only() / max(costs.sequences, 1)
+        target_only = self._target_only()
+        self.credit = min(self.credit + TRIAL_SHARE * spent, MAX_CREDIT * target_only)
+        alone = target_only / max(costs.sequences, 1)
         rounds = whole = 0.0
         if made.requested or any(self.lengths.values()):  # others' drafts cost those who have none, too
-            drafting = [m for m in self.members if m.asked == member.asked and m.requested and not m.shared.lookup]
-            longest = max((m.requested for m in drafting), default=1)
-            steady = not any(m.at.unread for m in drafting)
-            if made.draft > 0 and self._timed < member.asked and steady:
-                self._timed = member.asked
-                text = sum(m.at.text for m in drafting)
-                costs.drafts.add(len(drafting), made.draft * len(drafting) / longest, text)
-            row_cost = member.shared.row_cost
-            passes = costs.check(costs.rows, self._text, row_cost).item() / max(costs.sequences, 1)
-            passes *= 1 if made.requested else made.tokens
-            drafts = longest * self._step(len(drafting)) / len(drafting) if drafting else 0.0
-            charged = min(spent, MAX_EXCESS * (passes + drafts))
+            tick = self._drafted_with(member, made)
+            passes = tick.check * (1 if made.requested else made.tokens)
+            charged = min(spent, MAX_EXCESS * (passes + tick.drafts))
             rounds = made.tokens - charged / alone
-            whole = rounds if steady else made.tokens - spent / alone
+            whole = rounds if tick.steady else made.tokens - spent / alone
         allowed = ALLOWANCE * spent / alone
         self._account.add((rounds + allowed) / len(self.members), (whole + allowed) / len(self.members))
+
+    def _drafted_with(self, member: Member, made: Round) -> Drafted:
+        """The tick of this round: the same for all who asked with it and are answered now, and looked at once."""
+        costs, now = self.costs, (member.asked, self.costs.tick)
+        if now == self._drafted.ticks:
+            return self._drafted
+        drafting = [m for m in self.members if m.asked == member.asked and m.requested and not m.shared.lookup]
+        longest = max((m.requested for m in drafting), default=1)
+        steady = not any(m.at.unread for m in drafting)
+        if made.draft > 0 and self._timed < member.asked and steady:
+            self._timed = member.asked
+            text = sum(m.at.text for m in drafting)
+            costs.drafts.add(len(drafting), made.draft * len(drafting) / longest, text)
+        check = costs.check(costs.rows, self._text, member.shared.row_cost).item() / max(costs.sequences, 1)
+        drafts = longest * self._step(len(drafting)) / len(drafting) if drafting else 0.0
+        self._drafted = Drafted(now, steady, check, drafts)
+        return self._drafted
 
     def too_late(self, shared: AdaptiveLength, at: Situation) -> bool:
         """Whether a sequence that is alone had better not read its text for drafts: little is left to write."""
@@ -217,11 +238,14 @@ class BatchLengths:
     @property
     def threshold(self) -> float:
         """The chance from which a further token of a tree is worth its place in the pass of all."""
-        rows = self.costs.rows
-        if not self.costs.checks:
-            return 0.0
-        further = float(np.diff(self.costs.check([rows, 1.25 * rows], self._text)).item()) / (0.25 * rows)
-        return min(max(further * self.rate, 0.0), MAX_TREE_THRESHOLD)
+        costs = self.costs
+        if costs.tick != self._threshold[0]:  # the same for all who ask in a tick
+            worth = 0.0
+            if costs.checks:
+                further = float(np.diff(costs.check([costs.rows, 1.25 * costs.rows], self._text)).item())
+                worth = further / (0.25 * costs.rows) * self.rate
+            self._threshold = costs.tick, min(max(worth, 0.0), MAX_TREE_THRESHOLD)
+        return self._threshold[1]
 
 
 class Member:

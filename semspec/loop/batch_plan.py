@@ -76,7 +76,7 @@ class Batch:
         if begin and not ready.all():
             away = ~ready & (survival[:, 0] > 0)
             parts += [ready | self.cheapest(away, int(np.count_nonzero(away)) // 2), ready | away]
-        for who in parts:
+        for who in filter(np.any, parts):
             lengths, _ = joint_lengths(survival * who[:, None], self.drafting, self.costs)
             lengths = np.where(lengths < self.min_tokens, 0, lengths)
             if not lengths.any():

@@ -91,8 +91,11 @@ class Curve:
 
     def at(self, sizes: ArrayLike, text: float = 0.0) -> Array:
         known, seconds = self._outline(text)
-        sizes, slope = np.asarray(sizes, float), self.slope(text) or 0.0
-        return np.asarray(np.interp(sizes, known, seconds) + slope * np.maximum(sizes - known[-1], 0.0))
+        sizes = np.asarray(sizes, float)
+        found = np.asarray(np.interp(sizes, known, seconds))
+        if not (sizes > known[-1]).any():  # mostly
+            return found
+        return np.asarray(found + (self.slope(text) or 0.0) * np.maximum(sizes - known[-1], 0.0))
 
     def slope(self, text: float = 0.0) -> float | None:
         """Beyond the largest size; None: those that were met are too close to tell."""
@@ -168,7 +171,8 @@ class PassCosts:
         else:
             known, largest = self.checks.at(rows, text), self.checks.largest
             level = self.checks.at(largest, text).item()
-            if self.checks.slope(text) is None and largest > self.sequences:  # the line from a pass without drafts
+            untold = row_cost is None and self.checks.slope(text) is None
+            if untold and largest > self.sequences:  # the line from a pass without drafts
                 slope = max(level - alone, 0.0) / (largest - self.sequences)
                 known = known + slope * np.maximum(rows - largest, 0.0)
         if row_cost is None:

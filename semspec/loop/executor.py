@@ -112,11 +112,13 @@ class Executor(LiveTasks):
     # -- sequences
 
     def _advance(self, tasks: Iterable[Task]) -> None:
+        # By turns: all have told what came of their drafts before anybody asks for the next lengths of all.
         ready = deque(tasks)
         while ready:
             task = ready.popleft()
-            while not task.done and task.answered:
+            if not task.done and task.answered:
                 self._resume(task)
+                ready.append(task)
             if not ready and self._waiting and self._grant(chosen := self._choose(self._waiting)):
                 ready.append(chosen)
         if self._waiting and len(self._waiting) == len(self.tasks):  # no sequence is left that could free a slot

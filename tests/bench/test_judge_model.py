@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,11 @@ class Fake(BaseHTTPRequestHandler):
                 self.send_header("Retry-After", "0")
                 self.end_headers()
                 return
+        if wanted == "hangs up":
+            Fake.busy += 1
+            if Fake.busy <= int(what):
+                self.close_connection = True
+                return
         said = {"first": "A", "mute": "I cannot say."}.get(body["model"], "tie" if a == b else "A" if a else "**B**")
         reply = {"choices": [{"message": {"content": said}}], "usage": {"prompt_tokens": 50, "completion_tokens": 1}}
         status = 404 if body["model"] == "gone" else 200
@@ -58,9 +64,13 @@ class Fake(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 64  # judges are asked many things at a time
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), Fake) as http:
+    with Server(("127.0.0.1", 0), Fake) as http:
         threading.Thread(target=http.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{http.server_port}/v1"
         http.shutdown()
@@ -112,7 +122,7 @@ def test_two_judges_are_two_measures_and_the_table_names_the_one_that_it_shows(s
     values, by = outside_measures(tmp_path, run, samples, "none", JudgeModel(server, "first", problems=2))
     summary = summarise(run, samples, extra=values, by=by)
     assert summary["measures"]["judge"]["problems"] == 2, "not all that the target has answered"
-    assert "judge is by first, asked in both orders about 6 pairs of answers." in notes(summary)
+    assert "judge is by first, of 6 pairs of answers, asked in both orders where they differ." in notes(summary)
 
 
 def test_the_targets_other_samples_are_judged_once(server: str, tmp_path: Path) -> None:
@@ -154,6 +164,88 @@ def test_a_busy_server_is_asked_again_and_not_for_ever(server: str, monkeypatch:
     with pytest.raises(BadRequest, match="status 429"):
         JudgeModel(server, "busy/99").prefer("q", "even", "odd")
     assert Fake.busy == judge_model.TRIES
+
+
+def test_a_server_that_hangs_up_is_asked_again(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge_model.time, "sleep", lambda seconds: None)
+    Fake.busy = 0
+    assert JudgeModel(server, "hangs up/3").prefer("q", "even", "odd") == 1.0
+    Fake.busy = 0
+    with pytest.raises(BadRequest, match="cannot be asked"):
+        JudgeModel(server, "hangs up/99").prefer("q", "even", "odd")
+
+
+def thought(final: str, before: str = "Let me see.") -> str:
+    return f"<think>{before}</think>\n\n{final}"
+
+
+def test_nobody_pays_for_answers_that_look_the_same(server: str, tmp_path: Path) -> None:
+    """A judge sees no thinking. Answers that differ in it alone were asked about, and one other answer of two methods
+    twice: 416 requests for 20 methods on 10 problems, of which 16 had something to tell."""
+    run, samples = made_up(
+        fly=lambda i: thought(f"There are {10 * i} apples.", "Other words."), topk=lambda i: thought("odd", "One way."),
+        typical=lambda i: thought("odd", "Another way."),
+    )  # fmt: skip
+    samples = [s for s in samples if s["arm"] in ("none", "fly", "topk", "typical")]
+    roles = {a["name"]: a["role"] for a in run["arms"]}
+    judge = JudgeModel(server, "first", problems=5)
+    values = judged(tmp_path, samples, roles, judge)
+    assert len(values) == 20 and judge.requests == 2 * 5
+    lines = list(judge_model.kept(tmp_path))
+    opinions = [line.opinion for line in lines if line.opinion]
+    assert len(lines) == 15 and [o.replies for o in opinions] == [(1.0, 1.0)] * 5, "the place is kept, too"
+    assert sum(o.tokens[0] for o in opinions) == judge.tokens["prompt_tokens"] == 50 * judge.requests
+    left = [line for line in (tmp_path / "judged.jsonl").read_text().splitlines(True) if "typical" not in line]
+    (tmp_path / "judged.jsonl").write_text("".join(left))
+    again = JudgeModel(server, "first", problems=5)
+    assert judged(tmp_path, samples, roles, again) == values and again.requests == 0, "known from another method"
+
+
+def test_many_are_asked_at_a_time_and_a_failure_costs_none_of_them(server: str, tmp_path: Path) -> None:
+    class Judge(JudgeModel):
+        together = threading.Barrier(4, timeout=20)  # passed by four at a time only
+
+        def opinion(self, question: str, ours: str, theirs: str) -> judge_model.Opinion:
+            self.together.wait()
+            if "? 2" in question:
+                raise BadRequest("it fell over")
+            return super().opinion(question, ours, theirs)
+
+    run, samples = made_up(fly=lambda i: f"even {i}")
+    samples = [s for s in samples if s["arm"] in ("none", "fly") and s["index"] < 4]
+    roles = {a["name"]: a["role"] for a in run["arms"]}
+    with pytest.raises(BadRequest, match="it fell over"):
+        judged(tmp_path, samples, roles, Judge(server, "fair", parallel=4))
+    assert sum(line.value is not None for line in judge_model.kept(tmp_path)) == 3
+    rest = JudgeModel(server, "fair", parallel=4)
+    assert len(judged(tmp_path, samples, roles, rest)) == 8 and rest.requests == 2
+    with pytest.raises(BadRequest, match="1 or more"):
+        JudgeModel(server, "fair", parallel=0)
+
+
+def test_after_a_failure_nothing_more_is_asked(tmp_path: Path) -> None:
+    run, samples = made_up(fly=lambda i: f"even {i}")
+    roles = {a["name"]: a["role"] for a in run["arms"]}
+    asked: list[str] = []
+
+    class Judge(JudgeModel):
+        def opinion(self, question: str, ours: str, theirs: str) -> judge_model.Opinion:
+            asked.append(question)
+            time.sleep(0.05)  # by then all are in the queue
+            raise BadRequest("it fell over")
+
+    with pytest.raises(BadRequest, match="it fell over"):
+        judged(tmp_path, samples, roles, Judge("http://127.0.0.1:1/v1", "fair", parallel=2))
+    assert len(asked) < 40
+
+
+def test_a_verdict_after_a_broken_line_is_kept(server: str, tmp_path: Path) -> None:
+    """It was written into the line that a kill had cut, so it was lost and paid for again."""
+    run, samples = made_up(fly=lambda i: f"even {i}")
+    roles = {a["name"]: a["role"] for a in run["arms"]}
+    (tmp_path / "judged.jsonl").write_text('["fair", "fly", "p/')
+    values = judged(tmp_path, samples, roles, JudgeModel(server, "fair", problems=1))
+    assert values and judged(tmp_path, samples, roles, None) == values
 
 
 def test_a_slow_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,36 +46,37 @@ def test_a_student_has_the_layers_it_was_given(target: Path) -> None:
 
 
 def test_only_what_the_target_wrote_is_learnt(tmp_path: Path) -> None:
-    path = tmp_path / "texts.jsonl"
     rows = [
-        {"prompt": [1, 2, 3], "tokens": [4, 5]},
-        {"prompt": [6], "tokens": [7, 8, 9]},
-        {"prompt": [1], "tokens": [2]},
+        {"prompt": 3, "tokens": [1, 2, 3, 4, 5]},
+        {"prompt": 1, "tokens": [6, 7, 8, 9]},
+        {"prompt": 1, "tokens": [1, 2]},
     ]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    texts = distil.read_texts(path, 4)
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    texts = distil.read_texts(tmp_path, 4)
     assert texts == [([6, 7, 8, 9], 1)], "a text cut inside its prompt, or of one token, teaches nothing"
-    texts = distil.read_texts(path, 9)
+    texts = distil.read_texts(tmp_path, 9)
     ids, counts = next(distil.batches(texts, 2, distil.random.Random(0)))
     learnt = sorted(token for row, count in zip(ids, counts, strict=True) for token in row[1:][count].tolist())
     assert learnt == [4, 5, 7, 8, 9]
 
 
 def test_from_prompts_to_a_draft(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts, texts, out = tmp_path / "prompts.jsonl", tmp_path / "texts.jsonl", tmp_path / "draft"
-    prompts.write_text(
-        '{"question": "the sky"}\n{"turns": ["the quick", "fox"]}\n\n{"text": "one two"}\n{"other": 1}\n'
-    )
-    common = [str(target), "--prompts", str(prompts), "--out", str(texts), "--tokens", "24", "--batch", "4"]
-    for wanted in ("6", "12"):  # the second goes on with what the first has written
-        sample.main([*common, "--context", "128", "--device", "cpu", "--texts", wanted])
-    rows = [json.loads(line) for line in texts.read_text().splitlines()]
-    assert len(rows) == 12 and all(row["prompt"] and row["tokens"] for row in rows)
+    prompts, texts, out = tmp_path / "prompts.jsonl", tmp_path / "texts", tmp_path / "draft"
+    words = ("sky", "fox", "one", "two", "red", "dog", "cat", "sun")
+    subjects = [f"the {a} {b}" for a in words for b in words]
+    prompts.write_text("".join(json.dumps({"question": subject}) + "\n" for subject in subjects))
+    common = [str(target), "--prompts", str(prompts), "--out", str(texts), "--tokens", "24", "--temperature", "1"]
+    for wanted in ("6", "64"):  # the second goes on with what the first has written
+        sample.main([*common, "--slots", "16", "--context", "128", "--device", "cpu", "--problems", wanted])
+    rows = [json.loads(line) for line in (texts / "texts.jsonl").read_text().splitlines()]
+    assert len(rows) == 64 and all(len(row["tokens"]) > row["prompt"] > 0 for row in rows)
+    with pytest.raises(SystemExit):
+        sample.main([str(target), "--out", str(texts)])  # how many it writes itself has to be said
 
     seconds = itertools.count(step=1.0)
     monkeypatch.setattr(distil.train, "__defaults__", (0, lambda: next(seconds)))  # 60 steps to the minute
-    words = [str(target), "--texts", str(texts), "--out", str(out), "--layers", "0,-1", "--minutes", "1"]
-    distil.main([*words, "--batch", "4", "--device", "cpu", "--rate", "3e-3"])
+    options = ["--texts", str(texts), "--out", str(out), "--layers", "0,-1", "--minutes", "1", "--batch", "16"]
+    distil.main([str(target), *options, "--device", "cpu", "--rate", "3e-3"])
     card = json.loads((out / "distilled.json").read_text())
     assert card["layers"] == [0, 2] and card["after"]["kl"] < 0.7 * card["before"]["kl"], "it has learnt"
 
