@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import torch
@@ -14,7 +15,7 @@ from semspec.model import ModelRunner
 from semspec.model.config import Shape
 from semspec.model.graph_runner import GraphRunner
 from semspec.model.graphs import GraphCache, NoGraphs
-from semspec.model.kernels import DEFAULT_FLAGS, reference
+from semspec.model.kernels import DEFAULT_FLAGS, KernelFlags, reference
 from semspec.model.quantised import Kind, QuantisedLinear, quantise, stack
 from semspec.model.transformer import Transformer
 from tests.checkpoints import FAMILIES
@@ -128,10 +129,15 @@ def quantised_experts_of_a_pass(device: torch.device) -> None:
             near(ours, want, 3 * TOLERANCE[dtype], f"{kind}, blocks of {layout[:2]}, {rows} rows of {dtype}")
 
 
-def quantised_runner(family: str, kind: Kind, device: torch.device, dtype: torch.dtype, plain: bool) -> ModelRunner:
-    """Quantised on a CPU, so that the same codes are everywhere."""
-    transformer = Transformer(Shape.of(FAMILIES[family][1]), Seeded(), torch.device("cpu"), torch.float32)
-    placed = Transformer(Shape.of(FAMILIES[family][1]), Seeded(), device, dtype)
+def quantised_runner(
+    family: str, kind: Kind, device: torch.device, dtype: torch.dtype, plain: bool, flags: KernelFlags = DEFAULT_FLAGS,
+    source: Seeded | None = None, **sizes: int,
+) -> ModelRunner:  # fmt: skip
+    """Quantised on a CPU, so that the same codes are everywhere. `sizes` are those that differ from the family's."""
+    source, config = source or Seeded(), copy.deepcopy(FAMILIES[family][1])
+    config.update(sizes)
+    transformer = Transformer(Shape.of(config), source, torch.device("cpu"), torch.float32)
+    placed = Transformer(Shape.of(config), source, device, dtype)
 
     def moved(linear: object) -> QuantisedLinear:
         one = quantise(linear.weight, kind, linear.bias)  # type: ignore[attr-defined]
@@ -145,7 +151,7 @@ def quantised_runner(family: str, kind: Kind, device: torch.device, dtype: torch
     placed.head = moved(transformer.head)
     made = ModelRunner(placed, 3, 512)
     launcher = NoGraphs() if device.type == "cpu" else GraphCache(device)
-    graphs = None if plain else GraphRunner(placed, made.cache, kernels(device), launcher, DEFAULT_FLAGS)
+    graphs = None if plain else GraphRunner(placed, made.cache, kernels(device), launcher, flags)
     made.use(graphs)
     return made
 

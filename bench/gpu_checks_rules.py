@@ -7,8 +7,8 @@ import gc
 import torch
 from torch import Tensor
 
+from bench.gpu_checks_int4 import CHECKS
 from bench.gpu_checks_kernels import HALF, check
-from bench.gpu_checks_quantised import CHECKS
 from bench.gpu_rules import logits, requests, token_rules, without_kernels
 from semspec.loop.rule_graphs import PATIENCE, RuleGraphs
 from semspec.model.graph_memory import rule_bytes

@@ -63,10 +63,11 @@ class FusedForward:
         self.small = all(
             sum(m.nbytes for m in _matrices(layer)) <= flags.skinny_gemm_bytes for layer in transformer.layers
         )
+        half = transformer.embedding.dtype in (torch.bfloat16, torch.float16)
         if kernels.prepare is not None:
             for linear in (transformer.head, *(m for layer in transformer.layers for m in _matrices(layer))):
                 if isinstance(linear, QuantisedLinear):
-                    kernels.prepare(linear)
+                    kernels.prepare(linear, fragments=flags.int4_fragments and half)
         self.shape, self.transformer, self.cache, self.kernels = transformer.shape, transformer, cache, kernels
         for layer in transformer.layers:
             if isinstance(layer.ffn, Experts) and layer.ffn.gate_up is None:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semspec.errors import ModelError
+from semspec.model.fragments import from_fragments, to_fragments
 from semspec.model.kernels import QUANTISED_ROWS, Kernels
 from semspec.model.linear import Linear, evenly_spaced
 
@@ -42,6 +43,7 @@ class QuantisedLinear(Linear):
     original: Tensor | None = None  # a sample of the plain weights these were made from, if it was we who quantised
     # Of so many inputs, the low four bits of bytes are the first half's and the high four bits the second half's.
     run: int = 2
+    fragments: bool = False  # int4: codes are in the order of fragments.py instead
     words: Tensor | None = (
         None  # int32 [groups, out]: a zero and a scale each, whose views `zeros` and `scales` are then
     )
@@ -60,11 +62,15 @@ class QuantisedLinear(Linear):
     def dequantised(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """As plain floats: the reference for kernels, and what prompts are multiplied with if nothing is faster."""
         zeros = None if self.zeros is None else self._spread(self.zeros)
-        return self._weights(self.codes, self._spread(self.scales), zeros, self.gain).to(dtype)
+        return self._weights(self.codes, self._spread(self.scales), zeros, self.gain, self.fragments).to(dtype)
 
-    def _weights(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, gain: Tensor | None) -> Tensor:
+    def _weights(
+        self, codes: Tensor, scales: Tensor, zeros: Tensor | None, gain: Tensor | None, fragments: bool = False
+    ) -> Tensor:
         """Of some outputs, [..., n, codes], with what each weight has: scales and zeros [..., n, in or 1], gain [n]."""
-        if self.kind in ("int4", "fp4"):
+        if fragments:
+            codes = from_fragments(codes)
+        elif self.kind in ("int4", "fp4"):
             codes = codes.unflatten(-1, (-1, self.run // 2))
             codes = torch.cat([codes & 15, codes >> 4], -1).flatten(-2)
         if self.kind == "fp4":
@@ -104,6 +110,13 @@ class QuantisedLinear(Linear):
             whole = torch.stack([codes & 15, codes >> 4], -1).flatten(-2).unflatten(-1, (-1, 2, run // 2))
             codes.copy_((whole[..., 0, :] | whole[..., 1, :] << 4).flatten(-2))
 
+    def set_fragments(self) -> None:
+        """The same for codes that kernels/int4.py reads."""
+        assert self.run == 2 and not self.fragments
+        self.original, self.fragments = self.sample, True
+        for codes in self.codes.split(4096):
+            codes.copy_(to_fragments(codes))
+
     @property
     def sample(self) -> Tensor:
         if self.original is not None:
@@ -139,7 +152,8 @@ class QuantisedLinear(Linear):
         return one, two
 
     def picked(self, index: Tensor) -> QuantisedLinear:
-        """Of stacked matrices, those of an index [n]."""
+        """Of stacked matrices, those of an index [n]; of one matrix, outputs."""
+        assert not self.fragments
         codes = self.codes.view(torch.uint8)[index].view(self.codes.dtype)
         zeros, gain = (None if t is None else t[index] for t in (self.zeros, self.gain))
         return replace(self, codes=codes, scales=self.scales[index], zeros=zeros, gain=gain, words=None)

@@ -21,8 +21,9 @@ def dequantise(linear: QuantisedLinear, dtype: torch.dtype) -> Tensor:
     _dequantise[(outputs, triton.cdiv(inputs // halves, 1024))](
         linear.codes.view(torch.uint8), linear.scales, linear.scales if zeros is None else zeros,
         linear.scales if gain is None else gain, out, *linear.scales.stride(), INPUTS=inputs, KIND=KINDS[linear.kind],
-        GROUP=min(linear.block[1], inputs), GROUP_OUT=linear.block[0], HALF_RUN=linear.run // 2,
-        ZEROS=zeros is not None, GAIN=gain is not None, BLOCK=1024, num_warps=4,
+        GROUP=min(linear.block[1], inputs), GROUP_OUT=linear.block[0], FRAGMENTS=linear.fragments,
+        HALF_RUN=32 if linear.fragments else linear.run // 2, ZEROS=zeros is not None, GAIN=gain is not None,
+        BLOCK=1024, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -31,13 +32,21 @@ def dequantise(linear: QuantisedLinear, dtype: torch.dtype) -> Tensor:
 def _dequantise(
     codes, scales, zeros, gain, out, scale_row, scale_group, INPUTS: tl.constexpr, KIND: tl.constexpr,
     GROUP: tl.constexpr, GROUP_OUT: tl.constexpr, HALF_RUN: tl.constexpr, ZEROS: tl.constexpr, GAIN: tl.constexpr,
-    BLOCK: tl.constexpr,
+    FRAGMENTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     HALVES: tl.constexpr = 1 if KIND < INT4 else 2
     MIDDLE: tl.constexpr = 8.0 if KIND == INT4 else 0.0  # is subtracted from codes of int4 already
     row, i = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < INPUTS // HALVES
-    raw = tl.load(codes + row.to(tl.int64) * (INPUTS // HALVES) + i, mask=inside, other=0)
+    if FRAGMENTS:  # see fragments.py: a byte has an input of two outputs, and two bytes become one of a run of 64
+        k, half = i % 32, row % 2 * 4
+        place = (row // 32).to(tl.int64) * (16 * INPUTS) + row // 2 % 2 * 512 + row // 4 % 8 * 64
+        place += i // 32 * 1024 + k // 8 * 16 + k // 4 % 2 * 4 + k % 2 * 2 + k // 2 % 2
+        low = tl.load(codes + place, mask=inside, other=0).to(tl.int32) >> half & 15
+        high = tl.load(codes + place + 8, mask=inside, other=0).to(tl.int32) >> half & 15
+        raw = low | high << 4
+    else:
+        raw = tl.load(codes + row.to(tl.int64) * (INPUTS // HALVES) + i, mask=inside, other=0)
     own = row // GROUP_OUT * scale_row
     times = 1.0
     if GAIN:

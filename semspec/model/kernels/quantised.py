@@ -17,10 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from semspec.model.kernels import QUANTISED_ROWS
+from semspec.model.kernels import QUANTISED_ROWS, int4
 from semspec.model.kernels.codes import INT4, KINDS, half_codes, half_codes_less, whole_codes
 from semspec.model.kernels.early_launch import early, lines_ahead, prefetch, wait_for_previous
 from semspec.model.kernels.gemm import activated, rounded
+from semspec.model.kernels.scale_order import put_in_order
 from semspec.model.kernels.tiles import Card, card_of, fit_shared
 from semspec.model.quantised import QuantisedLinear
 
@@ -88,33 +89,18 @@ def suits(linear: QuantisedLinear, x: Tensor) -> bool:
     return group >= inputs or (group & (group - 1) == 0 and group >= (16 if linear.zeros is None else 32))
 
 
-def prepare(linear: QuantisedLinear, expert: bool = False) -> None:
-    """Codes of half a byte are put in the order that the kernel reads them in, and scales with neighbouring outputs
-    beside each other, but for experts; a scale and a zero in one word, where both fit."""
+def prepare(linear: QuantisedLinear, expert: bool = False, fragments: bool = False) -> None:
+    """Codes of half a byte are put in the order that the kernel reads them in (`fragments`: that of int4.py, where it
+    fits), and scales in theirs, but for experts."""
     group, inputs = linear.block[1], linear.size[1]
-    if linear.kind in ("int4", "fp4") and linear.run == 2:
+    if fragments and not expert and int4.fits(linear):
+        linear.set_fragments()
+    elif linear.kind in ("int4", "fp4") and linear.run == 2 and not linear.fragments:
         run = math.gcd(inputs, 2 * max(32, min(group, RUN // 2)))
         if run >= 32 and run & (run - 1) == 0:
             linear.set_run(run)
-    if expert or group >= inputs or linear.scales.element_size() == 1:
-        return
-    scales, zeros = linear.scales, linear.zeros
-    if zeros is None or linear.kind != "int4" or scales.element_size() != 2 or not _small_whole(zeros):
-        linear.scales, linear.zeros = by_group(scales), None if zeros is None else by_group(zeros)
-        return
-    words = torch.stack([zeros.t().bfloat16().view(torch.int16), scales.t().view(torch.int16)], -1)  # low half first
-    linear.words = words.view(torch.int32)[..., 0]
-    linear.zeros, linear.scales = words[..., 0].view(torch.bfloat16).t(), words[..., 1].view(scales.dtype).t()
-
-
-def by_group(scales: Tensor) -> Tensor:
-    """The same in another order of memory."""
-    return scales.t().contiguous().t()
-
-
-def _small_whole(zeros: Tensor) -> bool:
-    """Whether a bfloat16 of 128 and a zero is exact."""
-    return bool(((zeros >= 0) & (zeros < 128) & (zeros.float() == zeros.float().round())).all())
+    if not expert and group < inputs and linear.scales.element_size() > 1:
+        put_in_order(linear)
 
 
 def quantised_product(
@@ -126,6 +112,8 @@ def quantised_product(
     cut: QuantisedConfig | None = None,
 ) -> Tensor | None:
     """As `gemm.product`, of at most QUANTISED_ROWS rows; None: there is no kernel for these weights."""
+    if linear.fragments:
+        return int4.int4_product(x, linear, parts, activation, out)
     if not suits(linear, x):
         return None
     rows, inputs = x.shape
