@@ -149,7 +149,7 @@ def quantised_runner(
         layer.qkv, layer.out = moved(source.qkv), moved(source.out)
         layer.ffn.gate_up, layer.ffn.down = moved(source.ffn.gate_up), moved(source.ffn.down)  # type: ignore[union-attr]
     placed.head = moved(transformer.head)
-    made = ModelRunner(placed, 3, 512)
+    made = ModelRunner(placed, 3, 512, graphs=False)  # weights have one order, which the flags choose
     launcher = NoGraphs() if device.type == "cpu" else GraphCache(device)
     graphs = None if plain else GraphRunner(placed, made.cache, kernels(device), launcher, flags)
     made.use(graphs)

@@ -139,7 +139,7 @@ def drafts_of(
 
 @check
 def drafts_of_heads_chosen_on_the_device(device: torch.device) -> None:
-    """Chains and trees are those of level by level, for several sequences: what is captured and what follows."""
+    """Trees are those of level by level, for several sequences: what is captured and what follows."""
     head, texts = small_head(device, torch.float32), [text(i, 90 - i) for i in range(3)]
     assert head.graphs is not None or device.type != "cuda", "nothing was captured"
     on_device = None if head.graphs is None else Levels(head.graphs, head.vocab_size)

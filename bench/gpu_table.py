@@ -20,7 +20,7 @@ from semspec.bench.shapes import SHAPES, RandomWeights
 from semspec.loop import cost_profile as costs
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
-from semspec.model.placement import Weights
+from semspec.model.placement import Weights, choose_device
 from semspec.model.transformer import Transformer
 
 BARS = {  # milliseconds that must be reached on an H200 with 32B/1.5B
@@ -36,7 +36,7 @@ class Table:
     """Rows of figures, and the models that they are about."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
-        self.asked, self.device = asked, torch.device(asked.device)
+        self.asked, self.device = asked, choose_device(asked.device)
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.rows: list[dict[str, Any]] = []
         self.bandwidth = costs.bandwidth(self.device)
@@ -92,7 +92,7 @@ class Table:
         if which not in self.models:
             shape, weights = Shape.of(self.config(which)), self.precisions.get(which, "plain")
             self.models[which] = Transformer(shape, RandomWeights(), self.device, self.dtype, weights)
-        made = ModelRunner(self.models[which], slots, capacity)
+        made = ModelRunner(self.models[which], slots, capacity, graphs=False)  # the flags choose how weights lie
         made.use(None if self.asked.plain else fast(made, self.arms.get(which, Arm(self.asked.choices))))
         for layer in range(made.num_layers):
             cached = made.cache.layer(layer)

@@ -95,8 +95,7 @@ def step(bench: Bench, target: ModelRunner, head: HeadRunner) -> None:
     for name, options, levels in (
         ("one step, tree of 60, paths of 7", branching, on_device),
         ("one step, tree of 60, level by level", branching, None),
-        ("one step, chain of 7", TreeOptions(), on_device),
-        ("one step, chain of 7, token by token", TreeOptions(), None),
+        ("one step, chain of 7", TreeOptions(), None),
     ):
         head.levels = levels
         while not target.free:

@@ -15,6 +15,7 @@ from semspec.model.config import AttentionSpec, Shape
 from semspec.model.experts import ACTIVATE, Experts, FeedForward
 from semspec.model.layer_ops import DENSE, LayerOps
 from semspec.model.linear import DenseLinear, Linear
+from semspec.model.placement import numbered
 from semspec.model.weight_loader import WeightLoader
 
 
@@ -93,7 +94,7 @@ class LayerMath:
     """Norms and attention over a packed row of tokens."""
 
     def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
-        self.shape, self.device, self.dtype = shape, device, dtype
+        self.shape, self.device, self.dtype = shape, numbered(device), dtype
         rotaries = {spec.rotary for spec in shape.attention_specs}
         self.rotary_tables = {rotary: RotaryTables(rotary, device, dtype) for rotary in rotaries}
         self._floors: dict[int, Tensor] = {}

@@ -80,14 +80,21 @@ Runs = TypeVar("Runs", bound=HasDevice)
 
 def choose_device(device: str | torch.device) -> torch.device:
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return numbered(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
         raise BadRequest(f"device {device!r} is not known to torch; give auto, cpu, cuda or cuda:N") from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise BadRequest(f"device {device!r} was asked for, but torch finds no CUDA device here; give cpu or auto")
-    return chosen
+    return numbered(chosen)
+
+
+def numbered(device: torch.device) -> torch.device:
+    """With the number of the GPU that is meant, as tensors on it have: "cuda" and "cuda:0" are two devices to `==`."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
 
 
 def choose_context(context: int | None, longest: int) -> int:

@@ -20,7 +20,7 @@ from semspec.model.heads.config import HeadConfig, HeadTensors
 from semspec.model.heads.eagle import EagleHead, TargetParts
 from semspec.model.heads.graphs import FIRST_ROWS, HeadGraphs
 from semspec.model.heads.runner import HeadRunner
-from semspec.model.kernels import KernelFlags, reference_kernels
+from semspec.model.kernels import reference_kernels
 from semspec.model.linear import DenseLinear
 from semspec.model.weights import Checkpoint
 from semspec.types import Decode, DraftRequest, Sampling, Score
@@ -42,7 +42,7 @@ def head_in(folder: Path, **options: object) -> EagleHead:
 def both(folder: Path, **options: object) -> tuple[HeadRunner, HeadRunner]:
     head = head_in(folder, **options)
     plain, fused = HeadRunner(head, VOCAB, CAPACITY), HeadRunner(head, VOCAB, CAPACITY)
-    fused.use(on_a_cpu(head, CAPACITY), KernelFlags(head_levels=True))
+    fused.use(on_a_cpu(head, CAPACITY))
     return plain, fused
 
 
@@ -127,34 +127,6 @@ def rounds(heads: tuple[HeadRunner, HeadRunner], texts: list[list[int]], draft: 
 TEXTS = [numbers(1, 30), numbers(2, 3), numbers(3, 90)]
 
 
-@pytest.mark.parametrize("lengths", [(7,), (1,), (6, 6, 6), (3, 5, 1)])
-@pytest.mark.parametrize("stops", [frozenset[int](), frozenset(range(0, VOCAB, 3))])
-def test_a_greedy_chain_is_one_wait(
-    heads: tuple[HeadRunner, HeadRunner],
-    lengths: tuple[int, ...],
-    stops: frozenset[int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    texts = TEXTS[: len(lengths)]
-    waits = counted(monkeypatch)
-
-    def draft(runner: HeadRunner, slots: list[int]) -> list[list[int]]:
-        first = [
-            Decode(runner, slot, text[-1:], n, Sampling(), 0, stops)
-            for slot, text, n in zip(slots, texts, lengths, strict=True)
-        ]
-        out = [o.tokens for o in runner.decode(first)]
-        # A draft may be decoded in parts: what follows rests on what the head made itself.
-        more = runner.decode(
-            [Decode(runner, slot, o[-1:], 2, Sampling(), 0) for slot, o in zip(slots, out, strict=True)]
-        )
-        return [o + m.tokens for o, m in zip(out, more, strict=True)]
-
-    plain, fused = rounds(heads, texts, draft)
-    assert plain == fused
-    assert len(waits) == 2 * (1 + (max(lengths) > 1)), "one for each decode of more than a token"
-
-
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     waits, on_host = list[Tensor](), levels.on_host
 
@@ -164,26 +136,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
     monkeypatch.setattr("semspec.model.heads.runner.on_host", counting)
     return waits
-
-
-def test_nan_ends_a_chain_and_nobody_elses(heads: tuple[HeadRunner, HeadRunner]) -> None:
-    """The embedding of one token is no number; the second sequence never meets it."""
-    head = heads[0].head
-    texts = [numbers(1, 30), numbers(5, 30)]
-
-    def draft(runner: HeadRunner, slots: list[int]) -> list[list[int]]:
-        each = [Decode(runner, slot, text[-1:], 6, Sampling(), 0) for slot, text in zip(slots, texts, strict=True)]
-        return [out.tokens for out in runner.decode(each)]
-
-    (first, second), _ = rounds(heads, texts, draft)[0][:2]
-    token = next(t for t in first[:4] if t not in [*second, *texts[0], *texts[1]])
-    kept = head.embedding[token].clone()
-    head.embedding[token] = torch.nan
-    try:
-        plain, fused = rounds(heads, texts, draft)
-    finally:
-        head.embedding[token] = kept
-    assert plain == fused and plain[0][0][-1] == -1 and plain[0][1] == second
 
 
 @given(

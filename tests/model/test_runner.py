@@ -304,3 +304,14 @@ def test_a_long_context_takes_no_more_than_4096_unless_asked_for(tmp_path: Path)
     runner = ModelRunner.load(folder, device="cpu", slots=1)
     assert runner.max_seq_len == 4096
     assert choose_context(30000, runner.shape.context) == 30000
+
+
+def test_a_gpu_without_a_number_is_the_one_its_tensors_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "cuda" and "cuda:0" are two devices to torch: a pair on both would be planned as if it had two memories, and a
+    target would not begin to read what a draft on the same card has written."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert [choose_device(asked) for asked in ("auto", "cuda", "cuda:1", torch.device("cuda"))] == 4 * [
+        torch.device("cuda", 1)
+    ]
+    assert choose_device("cuda:0") == torch.device("cuda", 0) and choose_device("cpu") == torch.device("cpu")

@@ -1,7 +1,8 @@
-"""Drafts of a head whose tokens are chosen on the device: one captured pass a level, and the host waits for the last.
+"""Greedy trees of a head whose tokens are chosen on the device: one captured pass a level, and the host waits for the
+last.
 
 A level is `width` tokens a sequence. Of their successors, the `top` likeliest of each, those with the best joint
-probability are the next level; a chain is a tree of one token a level. The host gets the successors of all levels in
+probability are the next level. The host gets the successors of all levels in
 one copy and chooses from them again, by the same order, which is how it learns what was read.
 """
 
@@ -33,11 +34,6 @@ class Start(NamedTuple):
     beam: Beam
 
 
-class Found(NamedTuple):
-    best: Tensor  # [levels, 2, B, W, top] log-probabilities of the successors of each token, and their ids
-    states: Tensor  # [levels + 1, B, W, width of the head] with which each level's tokens are read
-
-
 class Numbers(NamedTuple):
     """What changes from level to level, as parts of one tensor."""
 
@@ -65,7 +61,7 @@ class Buffers(NamedTuple):
     numbers: Tensor
     least: Tensor  # [B] a joint log-probability below this is no token
     chances: Tensor  # [levels + 1, B, W]
-    states: Tensor
+    states: Tensor  # [levels + 1, B, W, width of the head] with which each level's tokens are read
     best: Tensor
 
 
@@ -94,9 +90,9 @@ class Levels:
             self._buffers[batch, width, top] = Buffers(numbers, torch.zeros_like(chances[0, :, 0]), chances, made, best)
         return self._buffers[batch, width, top]
 
-    def run(self, starts: Sequence[Start], tokens: Tensor | None = None) -> Found:
-        """All levels, of which nothing is known on the host yet. `tokens` [B]: the first level, if only the device
-        knows it. The pool has room for all that is read."""
+    def run(self, starts: Sequence[Start]) -> Tensor:
+        """Of all levels, of which the host knows nothing yet, [levels, 2, B, W, top]: log-probabilities of the
+        successors of each token, and their ids. The pool has room for all that is read."""
         first, levels = starts[0].beam, max(s.beam.levels for s in starts)
         batch, width, top = bucket(len(starts), BATCHES), first.width, first.top
         b = self.buffers(batch, width, top)
@@ -110,12 +106,10 @@ class Levels:
         some = [[*s.beam.chances, *[-torch.inf] * (width - len(s.tokens))] for s in starts]
         fill(b.chances[0].view(-1), [chance for own in some for chance in own])
         fill(b.least, [s.beam.least for s in starts])
-        if tokens is not None:
-            Numbers.of(b.numbers, batch, width).tokens[: len(starts), 0].copy_(tokens)
         b.states[0, : len(starts)] = torch.cat([s.state for s in starts])[:, None]
         for _ in range(levels):
             self.graphs.run(("level", batch, width, top), lambda: self._level(b, batch, width, top), b.numbers)
-        return Found(b.best[:levels, :, : len(starts)], b.states[: levels + 1, : len(starts)])
+        return b.best[:levels, :, : len(starts)]
 
     def _level(self, b: Buffers, batch: int, width: int, top: int) -> None:
         """Nothing but numbers is read that this writes, so that it can be done again."""

@@ -26,9 +26,8 @@ from semspec.model.decode import decode_by_score
 from semspec.model.heads.block import BlockHead
 from semspec.model.heads.eagle import EagleHead
 from semspec.model.heads.graphs import HeadGraphs, States
-from semspec.model.heads.levels import Levels, Start, on_host, successors
+from semspec.model.heads.levels import Levels, Start, on_host
 from semspec.model.heads.mtp import MtpHead
-from semspec.model.kernels import DEFAULT_FLAGS, KernelFlags
 from semspec.model.placement import on_its_device
 from semspec.model.rows import copied_rows
 from semspec.types import Beam, Decode, DecodeOutput, Grow, Score, ScoreOutput
@@ -172,10 +171,10 @@ class HeadRunner(StateRunner):
         self._no_rows = torch.empty(0, vocab, device=self.device)
         self.use(HeadGraphs.of(head, capacity) if isinstance(head, EagleHead) else None)
 
-    def use(self, graphs: HeadGraphs | None, flags: KernelFlags = DEFAULT_FLAGS) -> None:
+    def use(self, graphs: HeadGraphs | None) -> None:
         """How short passes are run; None: every operation is launched by itself."""
         self.graphs = graphs
-        self.levels = Levels(graphs, self.vocab_size) if graphs is not None and flags.head_levels else None
+        self.levels = None if graphs is None else Levels(graphs, self.vocab_size)
 
     def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
         slot = super().acquire(prompt)
@@ -260,7 +259,7 @@ class HeadRunner(StateRunner):
         if self.levels is None or len(beams) < len(requests) or not self.levels.supports(beams):
             return None
         starts = [self._start(r.slot, r.tokens, beam) for r, beam in zip(requests, beams, strict=True)]
-        best = on_host(self.levels.run(starts).best)
+        best = on_host(self.levels.run(starts))
         return [best[: beam.levels, :, i] for i, beam in enumerate(beams)]
 
     def _start(self, slot: int, tokens: list[int], beam: Beam) -> Start:
@@ -268,27 +267,6 @@ class HeadRunner(StateRunner):
         assert s.own is not None, "levels follow a row"
         self._grow(s, s.length - 1 + beam.width * beam.levels)
         return Start(s.row, s.length - 1, s.own, tokens, beam)
-
-    @on_its_device
-    @torch.inference_mode()
-    def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
-        """Greedy chains are levels of one token; a stop is seen when all of them are there."""
-        beams = [Beam([0.0], 1, 1, r.n - 1, -torch.inf) for r in requests]
-        plain = all(r.sampling.greedy and not r.keep_logits and r.logprobs is r.history is None for r in requests)
-        if self.levels is None or not plain or not self.levels.supports(beams):
-            return decode_by_score(self, requests)
-        rows = self.score([Score(self, r.slot, r.tokens, 1) for r in requests])
-        first = successors(torch.cat([row.logits for row in rows])[:, None], 1)
-        starts = [self._start(r.slot, [0], beam) for r, beam in zip(requests, beams, strict=True)]
-        found = self.levels.run(starts, first[1][:, 0, 0])
-        written = on_host(torch.cat([torch.stack([first[0], first[1].double()])[None], found.best]))
-        states, outputs = found.states.clone(), []  # the next run writes them anew
-        for i, r in enumerate(requests):
-            tokens = chain(written[: r.n, :, i, 0, 0], r.stop)
-            s = self._slots[r.slot]
-            s.length, s.own = s.length + len(tokens) - 1, states[len(tokens) - 1, i]
-            outputs.append(DecodeOutput(tokens))
-        return outputs
 
     def first_guesses(self, text: list[int], hidden: dict[int, Tensor], count: int) -> dict[int, int]:
         slot = self.acquire()
@@ -312,13 +290,3 @@ class HeadRunner(StateRunner):
         if missing > 1 or s.own is None:
             raise SemspecError(f"a draft head was asked to read {missing} tokens without the target's states")
         return States(torch.cat([given, s.own]) if len(given) else s.own)
-
-
-def chain(written: np.ndarray[Any, Any], stop: frozenset[int]) -> list[int]:
-    """Of log-probabilities and tokens [n, 2] those up to the first stop; -1 in place of a token whose row is NaN."""
-    tokens = list[int]()
-    for chance, token in written.tolist():
-        tokens.append(int(token) if chance == chance else -1)
-        if tokens[-1] < 0 or tokens[-1] in stop:
-            break
-    return tokens

@@ -37,7 +37,6 @@ class KernelFlags:
     packed: bool = True  # the tokens of a pass in one row where a rectangle would have more rows
     # Not measured on a card yet:
     hand_over: bool = False  # targets read drafts before the host knows them
-    head_levels: bool = False  # greedy drafts of a head are chosen on the device, all levels after each other
     int4_fragments: bool = False  # codes of four bits in the order of fragments.py, for kernels/int4.py
 
 
