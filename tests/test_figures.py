@@ -79,6 +79,23 @@ def test_broken_bounds_of_calibrations() -> None:
     assert f"is shown for `fly` in {shown[0]} of 200 splits, for `semantic+` in {shown[1]}" in text
 
 
+def test_judges_held_against_accuracy() -> None:
+    found, told = result("trust-judge-2026-11-19.json"), rows("trust.md", "| judge | correlation |")
+    for label, name in (("planted", "planted"), ("SmolLM2-135M-Instruct", "smollm2")):
+        rank, habits = found["correlation"][f"judge: {name}"], found["judges"][name]
+        spearman = "none"
+        if rank["spearman"] is not None:
+            spearman = f"{rank['spearman']:.2f} [{rank['low']:.2f}, {rank['high']:.2f}]"
+        replies, pairs = habits["replies"], habits["of_right_and_wrong"]
+        shares = [f"{100 * replies[what]:.0f}" for what in ("took the first", "took the second", "unreadable")]
+        assert told[label] == [
+            spearman, f"{', '.join(shares)} %",
+            f"right {100 * pairs['right']:.0f} %, wrong {100 * pairs['wrong']:.0f} % of {pairs['of']}",
+        ]  # fmt: skip
+        assert found["tells"][f"judge: {name}"]["separates_random"] == (name == "planted")
+    assert found["problems"] == 320 and all(found["judges"][name]["requests"] == 520 for name in found["judges"])
+
+
 def test_verdicts_on_real_text() -> None:
     for run, heading in zip(result("real-text-b-2026-11-18.json")["runs"], ("Greedy:", "Sampled at 0.7"), strict=True):
         told = rows("results-rules.md", heading)
