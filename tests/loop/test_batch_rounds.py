@@ -6,6 +6,7 @@ import pytest
 
 from semspec import verify
 from semspec.draft import ModelDrafter
+from semspec.draft.within_context import WithinContext
 from semspec.loop.costs import PassCosts
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.draft_length import AdaptiveLength, Round, Situation
@@ -13,7 +14,7 @@ from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.types import DecodeOutput, Score
 from tests.fakes import Clock, FakeRunner, chain
-from tests.loop.test_batch_length import cpu
+from tests.loop.test_batch_length import LANGUAGE, Machine, cpu, errs
 
 VOCAB = 13
 
@@ -81,3 +82,26 @@ def test_books_of_a_tick_with_drafts_are_as_much_work_for_eight_as_for_two(monke
         _, stats = load.batch(count, 30, 60)
         assert sum(each.drafted for each in stats) > 10 * count
         assert max(asked.count(tick) for tick in set(asked)) <= 4, "of the plan, of trees and of rounds"
+
+
+def test_drafts_are_timed_although_the_first_to_tell_has_looked_its_own_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text is too long for the draft model, and it is the oldest."""
+    clock, timed = Clock(), list[int]()
+    executor = Executor(clock=clock)
+    target = Machine(LANGUAGE, VOCAB, slots=3, clock=clock, seconds=1.0, row=0.02, read=0.02)
+    draft = Machine(errs(0.9), VOCAB, slots=3, clock=clock, seconds=0.1, row=0.002, read=0.002, max_seq_len=100)
+    add = executor.costs.drafts.add
+
+    def counted(*args: float) -> None:
+        timed.append(executor.costs.tick)
+        add(*args)
+
+    monkeypatch.setattr(executor.costs.drafts, "add", counted)
+    policy = AdaptiveLength(draft_cost=0.1, row_cost=0.02)
+    for prompt in (101, 9, 9):
+        job = Job([*range(VOCAB)] * 20, verify.make("exact"), executor.lengths.within(policy), 80)
+        job.prompt[prompt:] = []
+        drafter, stats = WithinContext(ModelDrafter(draft), draft), Stats()
+        executor.submit(Decoder(job, target, drafter, stats).decode(), stats)
+    executor.run()
+    assert len(timed) > 15 and len(set(timed)) == len(timed)
