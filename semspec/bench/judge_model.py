@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 from semspec.bench.agreement import Values, final_text
@@ -106,6 +105,7 @@ class JudgeModel:
     requests: int = field(default=0, init=False)
     tokens: dict[str, int] = field(default_factory=lambda: {"prompt_tokens": 0, "completion_tokens": 0}, init=False)
     unread: int = field(default=0, init=False)  # replies that name neither answer; their pairs are not counted
+    interrupted: Event = field(default_factory=Event, init=False, repr=False)  # then nobody waits for a busy server
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -157,19 +157,22 @@ class JudgeModel:
                 said["choices"][0]["message"]["content"]  # whether it is there
                 return said
             except urllib.error.HTTPError as error:
-                if error.code in BUSY and attempt < TRIES - 1:
-                    time.sleep(_seconds(error.headers.get("Retry-After"), WAIT * 2**attempt))
+                again = error.code in BUSY and attempt < TRIES - 1
+                if again and self._waited(_seconds(error.headers.get("Retry-After"), WAIT * 2**attempt)):
                     continue
                 raise BadRequest(
                     f"the judge at {self.url} answers with status {error.code}: {_detail(error)}{KEPT}"
                 ) from None
             except (OSError, HTTPException, ValueError, KeyError, IndexError, TypeError) as error:
-                if isinstance(getattr(error, "reason", error), ConnectionResetError) and attempt < TRIES - 1:
-                    time.sleep(WAIT * 2**attempt)
+                again = isinstance(getattr(error, "reason", error), ConnectionResetError) and attempt < TRIES - 1
+                if again and self._waited(WAIT * 2**attempt):
                     continue
                 what = error if isinstance(error, OSError) and str(error) else f"no chat completion ({error!r:.80})"
                 raise BadRequest(f"the judge at {self.url} cannot be asked: {what}{KEPT}") from None
         raise AssertionError("the last try returns or raises")
+
+    def _waited(self, seconds: float) -> bool:
+        return not self.interrupted.wait(seconds)
 
     def cost(self) -> str:
         """What was asked, in words."""
@@ -258,42 +261,42 @@ def _ask_missing(
             alike.setdefault(seen(pair), []).append(pair)
     path = folder / FILE
     broken = path.exists() and not path.read_bytes().endswith(b"\n")  # a line that was being written at a kill
+    writing = Lock()
+    judge.interrupted.clear()
     with path.open("a", encoding="utf-8") as file, ThreadPoolExecutor(judge.parallel) as pool:
         file.write("\n" * broken)
 
         def keep(pairs: list[Row], value: float | None, opinion: Opinion | None = None) -> None:
-            for ours, theirs in pairs:
-                said = (opinion.replies, opinion.tokens) if opinion else ()
-                file.write(json.dumps([judge.model, *key_of(ours), value, _digest(ours, theirs), *said]) + "\n")
-                opinion = None  # what was asked and paid is told once
-            file.flush()
+            with writing:
+                for ours, theirs in pairs:
+                    said = (opinion.replies, opinion.tokens) if opinion else ()
+                    file.write(json.dumps([judge.model, *key_of(ours), value, _digest(ours, theirs), *said]) + "\n")
+                    opinion = None  # what was asked and paid is told once
+                file.flush()
 
-        futures = {}
-        for looks, same in alike.items():
-            _, ours, theirs = looks
-            if ours == theirs or looks in known:
-                keep(same, 0.5 if ours == theirs else known[looks])
-            else:
-                futures[pool.submit(judge.opinion, *looks)] = same
-        progress(0, len(futures))
-        failed: BaseException | None = None
+        def ask(looks: tuple[str, str, str], pairs: list[Row]) -> None:
+            """Kept at once: what is under way when something fails, or at Ctrl-C, will have been paid for."""
+            opinion = judge.opinion(*looks)
+            keep(pairs, opinion.value, opinion)
+
+        futures = []
         try:
+            for looks, same in alike.items():
+                _, ours, theirs = looks
+                if ours == theirs or looks in known:
+                    keep(same, 0.5 if ours == theirs else known[looks])
+                else:
+                    futures.append(pool.submit(ask, looks, same))
+            progress(0, len(futures))
             for done, future in enumerate(as_completed(futures), 1):
-                if future.cancelled():
-                    continue
-                if error := future.exception():  # what is under way is still kept, as it will have been paid for
-                    failed = failed or error
-                    for other in futures:
-                        other.cancel()
-                    continue
-                opinion = future.result()
-                keep(futures[future], opinion.value, opinion)
+                future.result()
                 progress(done, len(futures))
+        except KeyboardInterrupt:
+            judge.interrupted.set()
+            raise
         finally:
-            for other in futures:
-                other.cancel()
-    if failed:
-        raise failed
+            for future in futures:
+                future.cancel()
 
 
 def who_judged(folder: Path, judge: JudgeModel | None) -> str | None:

@@ -157,7 +157,12 @@ def test_a_server_that_does_not_count_costs_no_verdict(server: str) -> None:
 
 def test_a_busy_server_is_asked_again_and_not_for_ever(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(judge_model.time, "sleep", waited.append)
+
+    def wait(self: JudgeModel, seconds: float) -> bool:
+        waited.append(seconds)
+        return True
+
+    monkeypatch.setattr(JudgeModel, "_waited", wait)
     Fake.busy = 0
     assert JudgeModel(server, "busy/3").prefer("q", "even", "odd") == 1.0 and waited == [0.0] * 3
     Fake.busy = 0
@@ -167,7 +172,7 @@ def test_a_busy_server_is_asked_again_and_not_for_ever(server: str, monkeypatch:
 
 
 def test_a_server_that_hangs_up_is_asked_again(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge_model.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(judge_model, "WAIT", 0.0)
     Fake.busy = 0
     assert JudgeModel(server, "hangs up/3").prefer("q", "even", "odd") == 1.0
     Fake.busy = 0
@@ -237,6 +242,29 @@ def test_after_a_failure_nothing_more_is_asked(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="it fell over"):
         judged(tmp_path, samples, roles, Judge("http://127.0.0.1:1/v1", "fair", parallel=2))
     assert len(asked) < 40
+
+
+def test_what_is_under_way_at_an_interrupt_is_kept(tmp_path: Path) -> None:
+    """It will have been paid for; but nobody waits for a busy server then."""
+    run, samples = made_up(fly=lambda i: f"even {i}")
+    roles = {a["name"]: a["role"] for a in run["arms"]}
+    interrupted = threading.Event()
+
+    class Judge(JudgeModel):
+        def opinion(self, question: str, ours: str, theirs: str) -> judge_model.Opinion:
+            assert interrupted.wait(20)
+            return judge_model.Opinion((1.0, 1.0), (50, 1))
+
+    def progress(done: int, total: int) -> None:
+        threading.Timer(0.2, interrupted.set).start()
+        raise KeyboardInterrupt
+
+    judge = Judge("http://127.0.0.1:1/v1", "fair", parallel=3)
+    with pytest.raises(KeyboardInterrupt):
+        judged(tmp_path, samples, roles, judge, progress)
+    assert sum(line.opinion is not None for line in judge_model.kept(tmp_path)) == 3
+    began = time.monotonic()
+    assert not judge._waited(20) and time.monotonic() - began < 10
 
 
 def test_a_verdict_after_a_broken_line_is_kept(server: str, tmp_path: Path) -> None:
