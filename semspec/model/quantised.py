@@ -153,10 +153,12 @@ class QuantisedLinear(Linear):
 
     def picked(self, index: Tensor) -> QuantisedLinear:
         """Of stacked matrices, those of an index [n]; of one matrix, outputs."""
-        assert not self.fragments
-        codes = self.codes.view(torch.uint8)[index].view(self.codes.dtype)
+        codes = pack_nibbles(from_fragments(self.codes)) if self.fragments else self.codes
+        codes = codes.view(torch.uint8)[index].view(codes.dtype)
         zeros, gain = (None if t is None else t[index] for t in (self.zeros, self.gain))
-        return replace(self, codes=codes, scales=self.scales[index], zeros=zeros, gain=gain, words=None)
+        return replace(
+            self, codes=codes, scales=self.scales[index], zeros=zeros, gain=gain, fragments=False, words=None
+        )
 
     def with_rows(self, rows: int) -> QuantisedLinear:
         """The same with blocks of fewer outputs, which divide those of before."""

@@ -14,7 +14,8 @@ import torch
 
 from semspec.model.fragments import from_fragments, to_fragments
 from semspec.model.kernels import QUANTISED_ROWS
-from semspec.model.quantised import pack_nibbles, quantise
+from semspec.model.limited_head import LimitedHead
+from semspec.model.quantised import QuantisedLinear, pack_nibbles, quantise
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,6 +78,14 @@ def test_dequantised_by_a_kernel() -> None:
     torch.testing.assert_close(dequantise(linear, torch.float32), before, rtol=1e-6, atol=1e-7)
 
 
+def test_a_head_for_some_tokens_is_picked_from_one_in_this_order() -> None:
+    whole, ids = quantise(torch.randn(64, 128), "int4", group=64), [3, 40, 41]
+    before = whole.dequantised()[ids]
+    whole.set_fragments()
+    some = LimitedHead.picked(whole, None, ids, 64).inner
+    assert isinstance(some, QuantisedLinear) and torch.equal(some.dequantised(), before)
+
+
 def test_what_does_not_fit_keeps_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
     from semspec.model.kernels import int4, quantised
@@ -96,6 +105,9 @@ def test_what_does_not_fit_keeps_its_order(monkeypatch: pytest.MonkeyPatch) -> N
         one = quantise(torch.randn(size), "int4", group=group)
         quantised.prepare(one, expert, fragments=True)
         assert one.fragments == (size[0] == 128 and not expert)
+        before = one.dequantised()
+        quantised.prepare(one, expert, fragments=True)  # a draft on the target's own weights has a runner, too
+        assert torch.equal(one.dequantised(), before)
     for other in (quantise(torch.randn(128, 192), "int4"), quantise(torch.randn(128, 256), "int4", group=16)):
         quantised.prepare(other, fragments=True)
         assert not other.fragments

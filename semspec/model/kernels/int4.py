@@ -94,10 +94,10 @@ def on_a_gpu(codes: Tensor) -> bool:
 
 
 def fits(linear: QuantisedLinear) -> bool:
-    """Whether a matrix on a GPU can have this order. 128 outputs, so that gates and ups end with a block."""
+    """Whether a matrix on a GPU can be put in this order. 128 outputs, so that gates and ups end with a block."""
     (outputs, inputs), (rows, group), codes = linear.size, linear.block, linear.codes
     return (
-        (linear.kind, linear.run, rows, codes.dim()) == ("int4", 2, 1, 2)
+        (linear.kind, linear.run, linear.fragments, rows, codes.dim()) == ("int4", 2, False, 1, 2)
         and on_a_gpu(codes) and codes.is_contiguous()
         and card_of(codes.device).capability >= 80
         and outputs % 128 == 0 and inputs % UNIT == 0
