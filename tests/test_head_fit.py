@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,9 @@ from semspec.head_fit.train import Trainer
 from semspec.model import ModelRunner
 from semspec.model.heads.eagle import EagleHead
 from semspec.model.heads.runner import HeadRunner
-from semspec.types import Score
+from semspec.model.prefix_cache import PrefixCache
+from semspec.model.wrapper import RunnerWrapper
+from semspec.types import Score, ScoreOutput
 from tests.checkpoints import make_model, save
 
 LAYERS = (1, 2, 2)
@@ -94,6 +97,41 @@ def test_states_are_read_once_while_there_is_room(target: ModelRunner, texts: li
     assert again[2] is first[0] and again[0] is first[1] and again[1] is not first[0]
     made.room = 0
     assert made._read([texts[4]])[0] is not made._read([texts[4]])[0]
+
+
+class OnGpu(RunnerWrapper):
+    device = torch.device("cuda", 0)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", ["room for all", "few pages", "remembered"])
+def test_texts_of_one_pass_are_read_as_each_alone(
+    folder: Path, target: ModelRunner, texts: list[Text], tmp_path: Path, kind: str
+):
+    """However many there is room for; and a pass that fails keeps no slot."""
+    made, some = trainer(target, texts, tmp_path), texts[:6]
+    alone = made._read(some)
+    runner = ModelRunner.load(folder, device="cpu", slots=6, context=128, tokens=256 if kind == "few pages" else None)
+    passes, score = list[int](), runner.score
+    made.target, made.cached = OnGpu(PrefixCache(runner) if kind == "remembered" else runner), {}
+
+    def counted(requests: Sequence[Score]) -> list[ScoreOutput]:
+        passes.append(len(requests))
+        return score(requests)
+
+    runner.score = counted  # type: ignore[method-assign]
+    for one, other in zip(made._read(some), alone, strict=True):
+        for layer, states in other.states.items():
+            torch.testing.assert_close(one.states[layer], states, atol=1e-5, rtol=1e-4)
+        assert torch.equal(one.likely[:, 0], other.likely[:, 0])
+    assert max(passes) > 1 and made.target.free == 6
+
+    def fails(requests: Sequence[Score]) -> list[ScoreOutput]:
+        raise RuntimeError("out of memory")
+
+    runner.score, made.cached = fails, {}  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        made._read(some)
+    assert made.target.free == 6
 
 
 def test_the_loss_is_over_the_targets_best_tokens_that_the_head_can_draft(

@@ -1,6 +1,7 @@
 """Training a head: batches of the target's texts with its states, the loss over several draft steps, and checkpoints.
 
-A batch is a function of the seed and its number, so a run that was interrupted ends as one that was not.
+A batch is a function of the seed and its number, so a run that was interrupted ends as one that was not; on a GPU but for
+rounding, since a pass reads all texts of a batch whose states are not at hand.
 Where the target is in bfloat16, so is the training's arithmetic, and on a CPU with such instructions it is faster.
 """
 
@@ -177,10 +178,10 @@ class Trainer:
         keys = [(text.prompt, *text.tokens) for text in texts]
         found = {key: self.cached[key] for key in keys if key in self.cached}
         new = {key: text for key, text in zip(keys, texts, strict=True) if key not in found}
-        together = max(1, self.target.free) if self.target.device.type == "cuda" else 1
         left = list(new.items())
-        for i in range(0, len(left), together):
-            some = left[i : i + together]
+        while left:
+            together = self._together([text for _, text in left])
+            some, left = left[:together], left[together:]
             for (key, _), read in zip(some, self._pass([text for _, text in some]), strict=True):
                 found[key] = read
                 size = sum(t.numel() * t.element_size() for t in (*read.states.values(), read.likely, read.chances))
@@ -188,15 +189,26 @@ class Trainer:
                     self.cached[key], self.room = read, self.room - size
         return [found[key] for key in keys]
 
+    def _together(self, texts: Sequence[Text]) -> int:
+        """How many of them, from the first on, one pass reads."""
+        if self.target.device.type != "cuda":
+            return 1
+        needs = [(None, len(text.tokens)) for text in texts[: self.target.free]]
+        while len(needs) > 1 and self.target.lacks_room(needs):  # a cache may have fewer pages than its slots fill
+            needs.pop()
+        return max(len(needs), 1)
+
     def _pass(self, texts: Sequence[Text]) -> list[TargetOutputs]:
         depth = self.parts.num_layers
         layers, slots = tuple(sorted({*self.how.layers, depth})), [self.target.acquire() for _ in texts]
-        rows = self.target.score(
-            [Score(self.target, slot, text.tokens, 0, layers, states=len(text.tokens))
-             for slot, text in zip(slots, texts, strict=True)]
-        )  # fmt: skip
-        for slot in slots:
-            self.target.release(slot)
+        try:
+            rows = self.target.score(
+                [Score(self.target, slot, text.tokens, 0, layers, states=len(text.tokens))
+                 for slot, text in zip(slots, texts, strict=True)]
+            )  # fmt: skip
+        finally:
+            for slot in slots:
+                self.target.release(slot)
         made = []
         for text, row in zip(texts, rows, strict=True):
             likely, chances = self._likely(row.hidden[depth][self._first(text) + 1 : len(text.tokens) - 1])
