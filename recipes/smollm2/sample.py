@@ -2,8 +2,9 @@
 
     PYTHONPATH=. python3 -m recipes.smollm2.sample TARGET --problems 16000 --out runs/smollm2
 
-The folder is one that `semspec head train TARGET --prompts self --problems 16000 --max-new-tokens 256 -t 0.4 --out FOLDER`
-begins with, too: it takes texts of the same options only.
+The folder is one that a head's training begins with, too, given the same options:
+
+    semspec head train TARGET --prompts self --problems 16000 --max-new-tokens 256 -t 0.4 --out runs/smollm2
 """
 
 from __future__ import annotations

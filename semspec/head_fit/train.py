@@ -1,7 +1,7 @@
 """Training a head: batches of the target's texts with its states, the loss over several draft steps, and checkpoints.
 
-A batch is a function of the seed and its number, so a run that was interrupted ends as one that was not; on a GPU but for
-rounding, since a pass reads all texts of a batch whose states are not at hand.
+A batch is a function of the seed and its number, so a run that was interrupted ends as one that was not; on a GPU but
+for rounding, since a pass reads all texts of a batch whose states are not at hand.
 Where the target is in bfloat16, so is the training's arithmetic, and on a CPU with such instructions it is faster.
 """
 
