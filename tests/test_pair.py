@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import semspec
 from semspec import BadRequest, ModelError, Options, verify
+from semspec.model.wrapper import unwrap
 from semspec.verify import Rule
 from semspec.verify.exact import Exact
 from tests.checkpoints import edit_config, make_model, make_tokenizer, save
@@ -228,6 +229,16 @@ def test_models_that_pad_their_vocabulary_differently_work_together(target_folde
         assert len(result.tokens) == 30
     reverse = semspec.load(padded, target_folder, device="cpu")
     assert max(reverse.generate(PROMPT, temperature=2.0, max_new_tokens=60, ignore_eos=True, seed=0).tokens) < 320
+
+
+def test_a_draft_that_is_the_target_is_on_its_weights_whatever_the_device_is_called(
+    target_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    pair = semspec.load(target_folder, target_folder, device="auto", draft_device="cpu")
+    assert pair.draft is not None
+    target, draft = unwrap(pair.target), unwrap(pair.draft)
+    assert target.transformer is draft.transformer  # type: ignore[attr-defined]
 
 
 def test_a_draft_device_is_honoured(target_folder: Path, draft_folder: Path):

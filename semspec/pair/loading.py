@@ -122,8 +122,8 @@ def load(
     draft_dtype = "bfloat16" if (draft_dtype, dtype) == ("auto", "bfloat16") else draft_dtype  # no more fits
     draft_context = context_of_draft(plans[0].context, draft_source, exchange)
     # Both may be the same model on the same weights, but a model that transformers runs is loaded twice.
-    shared = draft_source.path == source.path and (draft_device, draft_dtype) == (device, dtype)
-    shared = shared and source.shape is not None
+    here = choose_device(draft_device) == choose_device(device)  # whatever it was called
+    shared = draft_source.path == source.path and here and draft_dtype == dtype and source.shape is not None
     ids = (
         None
         if draft_vocab is None
