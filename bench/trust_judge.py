@@ -12,7 +12,7 @@ from typing import Any
 from bench.planted_judge import NAME, planted_judge
 from semspec.bench.agreement import Values
 from semspec.bench.folder import Sample, key_of
-from semspec.bench.judge_model import JudgeModel, Kept, Opinion, kept, verdicts
+from semspec.bench.judge_model import JudgeModel, Kept, Opinion, digest, kept, verdicts
 from semspec.bench.run import Bench
 
 MEASURE = "judge: {}"
@@ -64,7 +64,9 @@ def _preferences(asked: Sequence[tuple[Kept, Opinion]], by_key: Mapping[Any, Sam
     for line, opinion in asked:
         _, problem, repeat = line.key
         ours, theirs = by_key.get(line.key), by_key.get(("none", problem, repeat))
-        if ours and theirs and bool(ours["correct"]) != bool(theirs["correct"]) and opinion.value is not None:
+        if not ours or not theirs or line.texts not in (None, digest(ours, theirs)):  # of answers that were made again
+            continue
+        if bool(ours["correct"]) != bool(theirs["correct"]) and opinion.value is not None:
             right = opinion.value if ours["correct"] else 1 - opinion.value
             yield PREFERENCES[0] if right > 0.5 else PREFERENCES[1] if right < 0.5 else PREFERENCES[2]
 

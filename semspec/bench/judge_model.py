@@ -232,7 +232,7 @@ def _pairs(samples: Sequence[Sample], roles: dict[str, str]) -> tuple[list[Row],
 
 def _found(folder: Path, pairs: Sequence[Row], model: str) -> dict[Key, float | None]:
     """Answers that were made again are judged again."""
-    texts = {key_of(ours): _digest(ours, theirs) for ours, theirs in pairs}
+    texts = {key_of(ours): digest(ours, theirs) for ours, theirs in pairs}
     lines = (line for line in kept(folder) if line.model == model and line.texts in (None, texts.get(line.key)))
     return {line.key: line.value for line in lines}
 
@@ -270,7 +270,7 @@ def _ask_missing(
             with writing:
                 for ours, theirs in pairs:
                     said = (opinion.replies, opinion.tokens) if opinion else ()
-                    file.write(json.dumps([judge.model, *key_of(ours), value, _digest(ours, theirs), *said]) + "\n")
+                    file.write(json.dumps([judge.model, *key_of(ours), value, digest(ours, theirs), *said]) + "\n")
                     opinion = None  # what was asked and paid is told once
                 file.flush()
 
@@ -305,7 +305,7 @@ def who_judged(folder: Path, judge: JudgeModel | None) -> str | None:
     return judge.model if judge else next((line.model for line in reversed(list(kept(folder)))), None)
 
 
-def _digest(ours: Sample, theirs: Sample) -> str:
+def digest(ours: Sample, theirs: Sample) -> str:
     return hashlib.sha256(json.dumps([ours["text"], theirs["text"]]).encode()).hexdigest()[:16]
 
 

@@ -91,6 +91,15 @@ def test_a_judge_of_places_ranks_nothing_and_both_judges_are_shown(tmp_path: Pat
     json.dumps([found, about], allow_nan=False)
 
 
+def test_what_was_said_of_answers_that_were_made_again_tells_nothing_of_those_of_now(tmp_path: Path) -> None:
+    run, samples = judged(tmp_path, Places("http://127.0.0.1:1/v1", "places", N))
+    before = habits(tmp_path, samples, measures(tmp_path, run, samples))["places"]
+    again = [s | ({} if s["correct"] else {"text": f"{s['text']} Or so."}) for s in samples]
+    outside_measures(tmp_path, run, again, "none", Places("http://127.0.0.1:1/v1", "places", N))
+    after = habits(tmp_path, again, measures(tmp_path, run, again))["places"]
+    assert after["of_right_and_wrong"] == before["of_right_and_wrong"] and after["requests"] > before["requests"]
+
+
 def test_methods_are_ranked_by_the_pairs_that_were_read() -> None:
     run, samples = made_run()
     values = {(s["arm"], s["problem"], 0): 0.5 * s["correct"] for s in samples}
