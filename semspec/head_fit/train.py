@@ -74,6 +74,7 @@ class Trainer:
         self.optimiser = torch.optim.AdamW(self.module.parameters(), lr=how.rate, betas=(0.9, 0.95), weight_decay=0.01)
         self.done, self.losses = 0, list[float]()
         self.cached, self.room = dict[tuple[int, ...], TargetOutputs](), room_on(target.device)
+        self.together = how.batch if target.device.type == "cuda" else 1  # texts in a pass of the target
 
     @torch.no_grad()
     def _begin_as_the_target(self) -> None:
@@ -177,10 +178,9 @@ class Trainer:
         keys = [(text.prompt, *text.tokens) for text in texts]
         found = {key: self.cached[key] for key in keys if key in self.cached}
         new = {key: text for key, text in zip(keys, texts, strict=True) if key not in found}
-        together = max(1, self.target.free) if self.target.device.type == "cuda" else 1
-        left = list(new.items())
-        for i in range(0, len(left), together):
-            some = left[i : i + together]
+        left, at_once = list(new.items()), max(1, min(self.together, self.target.free))
+        for i in range(0, len(left), at_once):
+            some = left[i : i + at_once]
             for (key, _), read in zip(some, self._pass([text for _, text in some]), strict=True):
                 found[key] = read
                 size = sum(t.numel() * t.element_size() for t in (*read.states.values(), read.likely, read.chances))
