@@ -25,7 +25,6 @@ from semspec.model import ModelRunner
 from semspec.model.heads.eagle import EagleHead
 from semspec.model.heads.runner import HeadRunner
 from semspec.model.prefix_cache import PrefixCache
-from semspec.model.wrapper import RunnerWrapper
 from semspec.types import Score, ScoreOutput
 from tests.checkpoints import make_model, save
 
@@ -77,6 +76,27 @@ def test_every_step_of_the_training_is_what_the_exported_head_drafts(
             torch.testing.assert_close(rows.logits[0, made.ids], logits[j][begin + j], atol=2e-4, rtol=1e-4)
 
 
+def test_texts_read_together_are_those_read_alone(target: ModelRunner, texts: list[Text], tmp_path: Path):
+    """As on a GPU: new ones in as few passes as slots allow, each once, whatever the order and however often."""
+    alone, made = trainer(target, texts, tmp_path), trainer(target, texts, tmp_path)
+    made.together, passes, whole = 5, list[int](), made._pass
+
+    def counted(some: list[Text]) -> object:
+        passes.append(len(some))
+        return whole(some)
+
+    made._pass = counted  # type: ignore[assignment, method-assign]
+    asked = [texts[i] for i in (3, 0, 3, 5, 1, 2, 0)]
+    found = made._read(asked)
+    assert passes == [3, 2] and target.free == 3, "five texts, three slots"
+    for ours, theirs in zip(found, alone._read(asked), strict=True):
+        for layer, states in theirs.states.items():
+            torch.testing.assert_close(ours.states[layer], states, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(ours.chances, theirs.chances, atol=1e-5, rtol=1e-4)
+    made._read(texts[:6])
+    assert passes == [3, 2, 1], "the others are remembered"
+
+
 def test_rows_that_do_not_count_change_nothing_for_those_that_do(
     target: ModelRunner, texts: list[Text], tmp_path: Path
 ):
@@ -99,10 +119,6 @@ def test_states_are_read_once_while_there_is_room(target: ModelRunner, texts: li
     assert made._read([texts[4]])[0] is not made._read([texts[4]])[0]
 
 
-class OnGpu(RunnerWrapper):
-    device = torch.device("cuda", 0)  # type: ignore[assignment]
-
-
 @pytest.mark.parametrize("kind", ["room for all", "few pages", "remembered"])
 def test_texts_of_one_pass_are_read_as_each_alone(
     folder: Path, target: ModelRunner, texts: list[Text], tmp_path: Path, kind: str
@@ -112,7 +128,7 @@ def test_texts_of_one_pass_are_read_as_each_alone(
     alone = made._read(some)
     runner = ModelRunner.load(folder, device="cpu", slots=6, context=128, tokens=256 if kind == "few pages" else None)
     passes, score = list[int](), runner.score
-    made.target, made.cached = OnGpu(PrefixCache(runner) if kind == "remembered" else runner), {}
+    made.target, made.cached, made.together = PrefixCache(runner) if kind == "remembered" else runner, {}, 6
 
     def counted(requests: Sequence[Score]) -> list[ScoreOutput]:
         passes.append(len(requests))

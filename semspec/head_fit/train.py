@@ -75,6 +75,7 @@ class Trainer:
         self.optimiser = torch.optim.AdamW(self.module.parameters(), lr=how.rate, betas=(0.9, 0.95), weight_decay=0.01)
         self.done, self.losses = 0, list[float]()
         self.cached, self.room = dict[tuple[int, ...], TargetOutputs](), room_on(target.device)
+        self.together = how.batch if target.device.type == "cuda" else 1  # texts in a pass of the target
 
     @torch.no_grad()
     def _begin_as_the_target(self) -> None:
@@ -180,8 +181,8 @@ class Trainer:
         new = {key: text for key, text in zip(keys, texts, strict=True) if key not in found}
         left = list(new.items())
         while left:
-            together = self._together([text for _, text in left])
-            some, left = left[:together], left[together:]
+            at_once = self._at_once([text for _, text in left])
+            some, left = left[:at_once], left[at_once:]
             for (key, _), read in zip(some, self._pass([text for _, text in some]), strict=True):
                 found[key] = read
                 size = sum(t.numel() * t.element_size() for t in (*read.states.values(), read.likely, read.chances))
@@ -189,14 +190,12 @@ class Trainer:
                     self.cached[key], self.room = read, self.room - size
         return [found[key] for key in keys]
 
-    def _together(self, texts: Sequence[Text]) -> int:
+    def _at_once(self, texts: Sequence[Text]) -> int:
         """How many of them, from the first on, one pass reads."""
-        if self.target.device.type != "cuda":
-            return 1
-        needs = [(None, len(text.tokens)) for text in texts[: self.target.free]]
+        needs = [(None, len(text.tokens)) for text in texts[: max(1, min(self.together, self.target.free))]]
         while len(needs) > 1 and self.target.lacks_room(needs):  # a cache may have fewer pages than its slots fill
             needs.pop()
-        return max(len(needs), 1)
+        return len(needs)
 
     def _pass(self, texts: Sequence[Text]) -> list[TargetOutputs]:
         depth = self.parts.num_layers

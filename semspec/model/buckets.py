@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 # Tokens of one sequence; often a draft of 8 or 16 and one before.
 QUERIES = (1, 2, 4, 6, 9, 12, 16, 17, 24, 33, 48, 64)
+FEEDS = (1, 2, 16, 64)  # of what a decode is fed: a draft that catches up has missed any number of tokens, but seldom
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 MAX_ROWS = 1024  # of a padded pass: 64 checks of a draft of 8 read the weights once
 MAX_QUERIES = QUERIES[-1]  # a longer feed runs without graphs
@@ -19,6 +20,12 @@ READ = 192  # rows whose arithmetic takes as long as reading the weights once; o
 
 def bucket(n: int, sizes: tuple[int, ...]) -> int:
     return next(size for size in sizes if size >= n)
+
+
+def feed_bucket(n: int, batch: int) -> int:
+    """Few sizes, as long as their rows cost no second read: each is captured in the answer that first needs it."""
+    size = bucket(n, FEEDS)
+    return size if batch * size <= READ else bucket(n, QUERIES)
 
 
 def passes(lengths: Sequence[int]) -> list[list[int]]:

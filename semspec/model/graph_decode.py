@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from semspec.model.buckets import BATCHES, MAX_QUERIES, QUERIES, bucket
+from semspec.model.buckets import BATCHES, MAX_QUERIES, bucket, feed_bucket
 from semspec.model.fused_forward import BatchMetadata
 from semspec.model.graph_runner import GraphRunner, fill, pad
 from semspec.model.kernels import COUNT, FIELDS, SEED, SLOT, START, STEP, STREAM, TOKEN
@@ -93,7 +93,7 @@ class GraphDecode:
     def _launch(self, requests: Sequence[Decode], starts: list[int], left: list[int], mode: Mode) -> list[Chunk]:
         most = max(left)
         batch = bucket(len(requests), BATCHES)
-        queries = bucket(max(len(r.tokens) for r in requests), QUERIES)
+        queries = feed_bucket(max(len(r.tokens) for r in requests), batch)
         stops = self.stops.rows([r.stop for r in requests])
         columns = [
             [r.tokens[0], r.slot, start, len(r.tokens), n, r.sampling.seed, r.stream, row, 0]

@@ -18,7 +18,7 @@ from torch import Tensor
 import semspec
 from semspec.errors import SemspecError
 from semspec.model import ModelRunner
-from semspec.model.buckets import BATCHES, MAX_QUERIES, MAX_ROWS, QUERIES, bucket
+from semspec.model.buckets import BATCHES, MAX_QUERIES, MAX_ROWS, QUERIES, READ, bucket, feed_bucket
 from semspec.model.fused_forward import covers
 from semspec.model.graph_decode import CHUNK, GraphDecode, StopTable
 from semspec.model.graph_runner import GraphRunner
@@ -361,6 +361,42 @@ def test_a_pair_writes_the_same_text_with_and_without_graphs(plain: ModelRunner)
         answers.append(pair.generate(["the quick", "one two three"], verifier="sampling", **options))
     assert [a.tokens for a in answers[0]] == [a.tokens for a in answers[1]]
     assert sum(a.stats.accepted for a in answers[1]) > 20
+
+
+class Counted(NoGraphs):
+    """What would have been captured."""
+
+    def __init__(self) -> None:
+        self.keys = set[Hashable]()
+
+    def run(self, key: Hashable, work: Callable[[], Any], state: Tensor) -> Any:
+        self.keys.add(key)
+        return super().run(key, work, state)
+
+
+def test_a_draft_that_catches_up_is_captured_in_few_sizes(plain: ModelRunner) -> None:
+    """Drafts are given up and begun again, with any number of tokens missed between: each size took a capture, so first
+    answers did, too."""
+    twin, counted = with_graphs(plain), Counted()
+    assert twin.graph_runner is not None
+    twin.graph_runner.launcher = counted
+    (slot, other) = twin.acquire(), plain.acquire()
+    for n in range(1, 65):
+        feed = text(n, n)
+        (ours,) = twin.decode([Decode(twin, slot, feed, 1, Sampling(), 0, keep_logits=True)])
+        (theirs,) = plain.decode([Decode(plain, other, feed, 1, Sampling(), 0, keep_logits=True)])
+        assert ours.tokens == theirs.tokens
+        close(ours.logits, theirs.logits)
+        for one, own in ((twin, slot), (plain, other)):
+            one.truncate(own, 0)
+    assert len({key[2] for key in counted.keys if key[0] == "decode"}) == 4  # type: ignore[index]
+
+
+@given(st.integers(1, MAX_QUERIES), st.integers(1, BATCHES[-1]))
+def test_feeds_are_padded_far_only_where_rows_are_free(feed: int, batch: int) -> None:
+    batch = bucket(batch, BATCHES)
+    size = feed_bucket(feed, batch)
+    assert feed <= size and (size <= 2 * feed or size * batch <= READ)
 
 
 @given(st.integers(1, MAX_QUERIES), st.integers(1, BATCHES[-1]))
