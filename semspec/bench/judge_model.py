@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
@@ -105,8 +106,10 @@ class JudgeModel:
     requests: int = field(default=0, init=False)
     tokens: dict[str, int] = field(default_factory=lambda: {"prompt_tokens": 0, "completion_tokens": 0}, init=False)
     unread: int = field(default=0, init=False)  # replies that name neither answer; their pairs are not counted
-    interrupted: Event = field(default_factory=Event, init=False, repr=False)  # then nobody waits for a busy server
+    stopped: Event = field(default_factory=Event, init=False, repr=False)  # then nobody waits for a busy server
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
+    _one: Lock = field(default_factory=Lock, init=False, repr=False)  # request at a time
+    _in_turn: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not re.match(r"https?://", self.url):
@@ -149,11 +152,11 @@ class JudgeModel:
         return found, read, written
 
     def _reply(self, request: urllib.request.Request) -> dict[str, Any]:
-        """Asked again while the server says that it is busy, as long as it says, or hangs up, as busy ones do."""
+        """Asked again while the server says that it is busy, as long as it says, or hangs up, as busy ones do, or is
+        late: it may take one after the other."""
         for attempt in range(TRIES):
             try:
-                with urllib.request.urlopen(request, timeout=SECONDS) as reply:
-                    said: dict[str, Any] = json.load(reply)
+                said: dict[str, Any] = self._sent(request)
                 said["choices"][0]["message"]["content"]  # whether it is there
                 return said
             except urllib.error.HTTPError as error:
@@ -164,15 +167,25 @@ class JudgeModel:
                     f"the judge at {self.url} answers with status {error.code}: {_detail(error)}{KEPT}"
                 ) from None
             except (OSError, HTTPException, ValueError, KeyError, IndexError, TypeError) as error:
-                again = isinstance(getattr(error, "reason", error), ConnectionResetError) and attempt < TRIES - 1
-                if again and self._waited(WAIT * 2**attempt):
+                reason = getattr(error, "reason", error)
+                late = isinstance(reason, TimeoutError) and self.requests > 0 and self.parallel > 1
+                self._in_turn |= late
+                again = (late or isinstance(reason, ConnectionResetError)) and attempt < TRIES - 1
+                if again and self._waited(0.0 if late else WAIT * 2**attempt):
                     continue
                 what = error if isinstance(error, OSError) and str(error) else f"no chat completion ({error!r:.80})"
                 raise BadRequest(f"the judge at {self.url} cannot be asked: {what}{KEPT}") from None
         raise AssertionError("the last try returns or raises")
 
+    def _sent(self, request: urllib.request.Request) -> Any:
+        with self._one if self._in_turn else nullcontext():
+            if self._in_turn and self.stopped.is_set():
+                raise BadRequest(f"the judge at {self.url} was to be asked no more{KEPT}")
+            with urllib.request.urlopen(request, timeout=SECONDS) as reply:
+                return json.load(reply)
+
     def _waited(self, seconds: float) -> bool:
-        return not self.interrupted.wait(seconds)
+        return not self.stopped.wait(seconds)
 
     def cost(self) -> str:
         """What was asked, in words."""
@@ -262,7 +275,7 @@ def _ask_missing(
     path = folder / FILE
     broken = path.exists() and not path.read_bytes().endswith(b"\n")  # a line that was being written at a kill
     writing = Lock()
-    judge.interrupted.clear()
+    judge.stopped.clear()
     with path.open("a", encoding="utf-8") as file, ThreadPoolExecutor(judge.parallel) as pool:
         file.write("\n" * broken)
 
@@ -291,8 +304,8 @@ def _ask_missing(
             for done, future in enumerate(as_completed(futures), 1):
                 future.result()
                 progress(done, len(futures))
-        except KeyboardInterrupt:
-            judge.interrupted.set()
+        except BaseException:
+            judge.stopped.set()
             raise
         finally:
             for future in futures:

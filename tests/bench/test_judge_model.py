@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 
@@ -274,6 +275,27 @@ def test_a_verdict_after_a_broken_line_is_kept(server: str, tmp_path: Path) -> N
     (tmp_path / "judged.jsonl").write_text('["fair", "fly", "p/')
     values = judged(tmp_path, samples, roles, JudgeModel(server, "fair", problems=1))
     assert values and judged(tmp_path, samples, roles, None) == values
+
+
+def test_a_server_that_takes_one_after_the_other_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As servers on one's own machine do: of 16 requests at a time the last would be answered too late."""
+    monkeypatch.setattr(judge_model, "SECONDS", 0.25)
+    turn = threading.Lock()
+
+    class OneByOne(Fake):
+        def do_POST(self) -> None:
+            with turn, suppress(ConnectionError):  # whoever asked may have gone
+                time.sleep(0.06)
+                super().do_POST()
+
+    run, samples = made_up(fly=lambda i: f"even {i}")
+    roles = {a["name"]: a["role"] for a in run["arms"]}
+    with Server(("127.0.0.1", 0), OneByOne) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        judge = JudgeModel(f"http://127.0.0.1:{http.server_port}/v1", "fair", problems=3, parallel=8)
+        values = judged(tmp_path, samples, roles, judge)
+        http.shutdown()
+    assert len(values) == 3 * 5
 
 
 def test_a_slow_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
