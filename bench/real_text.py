@@ -13,6 +13,7 @@ says of quality is what `semspec bench` measures without them.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 from pathlib import Path
@@ -85,6 +86,7 @@ def main(arguments: list[str] | None = None) -> None:
             folders.append(args.out / f"{name}-{temperature:g}")
             print(f"{folders[-1]}: {problems} prompts, {len(chosen)} methods", flush=True)
             Bench(config).run(folders[-1], lambda done, total: print(f"{done} of {total}", end="\r", flush=True))
+            gc.collect()  # the pair refers to itself, and the next one is planned into what is free
         summaries.append(pooled(folders, args.encoder))
         (args.out / "tables.md").write_text(write_tables(summaries, [], None), encoding="utf-8")
         (args.out / "summary.json").write_text(

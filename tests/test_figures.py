@@ -97,7 +97,9 @@ def test_judges_held_against_accuracy() -> None:
 
 
 def test_verdicts_on_real_text() -> None:
-    for run, heading in zip(result("real-text-b-2026-11-18.json")["runs"], ("Greedy:", "Sampled at 0.7"), strict=True):
+    runs = [*result("real-text-b-2026-11-18.json")["runs"], *result("real-text-2026-11-19.json")["runs"]]
+    headings = ("Greedy:", "Sampled at 0.7 (", "Greedy, a draft that fits:", "Sampled at 0.7, a draft")
+    for run, heading in zip(runs, headings, strict=True):
         told = rows("results-rules.md", heading)
         verdicts = {name.strip("`"): cells[-1] for name, cells in told.items() if name.startswith("`")}
         taus = {name.strip("`"): float(cells[0]) for name, cells in told.items() if name.startswith("`")}
