@@ -41,7 +41,7 @@ MOST = 0.02  # off float64, of its size
 
 def wanted(case: Case, rows: int, number: int) -> list[Int4Config]:
     """The best by the rule of thumb, and variants of the very best: registers without a limit, or fewer; loads where
-    the assembler puts them; no codes on their way before it may start; x through shared memory."""
+    the assembler puts them; no codes on their way before it may start."""
     _, _, _, size, parts, gated = case
     card = card_of(torch.device("cuda"))
     ordered = sorted(Int4Config.all(size, rows, parts, gated), key=lambda cut: cut.cost(size, card))
@@ -50,7 +50,7 @@ def wanted(case: Case, rows: int, number: int) -> list[Int4Config]:
     return list(
         dict.fromkeys(
             [*ordered[:number], replace(one, registers=0), replace(one, registers=fewer), replace(one, ordered=False),
-             replace(one, ahead=False), replace(one, stages=3), replace(one, registers=0, stages=3)]
+             replace(one, ahead=False)]
         )
     )  # fmt: skip
 

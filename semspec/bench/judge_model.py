@@ -92,9 +92,8 @@ class Kept:
     key: Key
     value: float | None
     texts: str | None  # a digest; files of earlier versions do not say of which texts
-    opinion: (
-        Opinion | None
-    )  # None where no request was made for this line: the texts looked the same, or had been judged
+    # None where no request was made for this line: the texts looked the same, or had been judged.
+    opinion: Opinion | None
 
 
 @dataclass
@@ -266,9 +265,7 @@ def _ask_missing(
         return asked[ours["problem"]], shown(ours["text"]), shown(theirs["text"])
 
     known = {seen(pair): found[key_of(pair[0])] for pair in pairs if key_of(pair[0]) in found}
-    alike: dict[
-        tuple[str, str, str], list[Row]
-    ] = {}  # most methods give the target's answer, or one and the same other
+    alike = dict[tuple[str, str, str], list[Row]]()  # most methods give the target's answer, or one and the same other
     for pair in pairs:
         if key_of(pair[0]) not in found:
             alike.setdefault(seen(pair), []).append(pair)

@@ -87,6 +87,12 @@ def choose_device(device: str | torch.device) -> torch.device:
         raise BadRequest(f"device {device!r} is not known to torch; give auto, cpu, cuda or cuda:N") from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise BadRequest(f"device {device!r} was asked for, but torch finds no CUDA device here; give cpu or auto")
+    try:
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:  # torch was built without it, or there are fewer of them
+        raise BadRequest(
+            f"device {str(device)!r} was asked for, but torch cannot use it here; give auto, cpu, cuda or cuda:N"
+        ) from error
     return numbered(chosen)
 
 

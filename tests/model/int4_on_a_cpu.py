@@ -87,10 +87,8 @@ def main() -> None:
                 ),
                 "float16": off(5, (128, 256), 64, Int4Config(1, 2, 2, 1), "whole", dtype=F16, scales_in=F16),
                 "idle warps": off(17, (384, 256), 128, Int4Config(2, 2, 4, 1, 1, 168), "whole", bias=True),
-                "x in shared memory": off(9, (256, 640), 128, Int4Config(2, 2, 2, 2, 2, stages=3), "whole"),
-                "gated, x in shared memory": off(
-                    3, (128, 1024), 32, Int4Config(1, 2, 1, 2, stages=2), "whole", activation="silu"
-                ),
+                "shared outputs in parts": off(9, (256, 640), 128, Int4Config(2, 2, 2, 2, 2), "whole"),
+                "gated, small groups": off(3, (128, 1024), 32, Int4Config(1, 2, 1, 2), "whole", activation="silu"),
                 "idle warps, gated": off(5, (384, 256), 128, Int4Config(1, 2, 4, 1), "whole", True, True, "silu"),
             }
         )

@@ -137,10 +137,7 @@ class _Program:
         op, kind = name[0], name[-1]
         if op in ("bar", "griddepcontrol", "createpolicy", "prefetch"):
             return
-        if op == "cp":  # asynchronous copies are done at once
-            if "shared" in name:
-                self.copy(operands, active)
-        elif op in ("ld", "st"):
+        if op in ("ld", "st"):
             self.access(name, operands, active)
         elif op == "ldmatrix":
             self.matrices(operands)
@@ -261,11 +258,6 @@ class _Program:
             before = self.registers.get(register, self.all(0)).copy()
             before[active] = whole.view(np.uint64)[:, 0]
             self.registers[register] = before
-
-    def copy(self, operands: list[str], active: Array) -> None:
-        to, source = (self.address(place)[active] for place in operands[:2])
-        size = int(operands[2], 0)
-        self.shared[to[:, None] + np.arange(size)] = self.memory.load(source, size)
 
     def address(self, place: str) -> Array:
         found = re.fullmatch(r"\[ *([^ +\]]+) *(?:\+ *(-?\d+))? *\]", place)

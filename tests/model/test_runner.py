@@ -311,7 +311,18 @@ def test_a_gpu_without_a_number_is_the_one_its_tensors_name(monkeypatch: pytest.
     target would not begin to read what a draft on the same card has written."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch, "empty", lambda size, device: None)
     assert [choose_device(asked) for asked in ("auto", "cuda", "cuda:1", torch.device("cuda"))] == 4 * [
         torch.device("cuda", 1)
     ]
     assert choose_device("cuda:0") == torch.device("cuda", 0) and choose_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("device", ["mps", "xpu"])
+def test_a_device_that_torch_knows_and_has_not_is_refused_in_words(device: str) -> None:
+    """What a Mac's user gives; it was a traceback. So was the number of a GPU that is not there."""
+    kind = {"mps": torch.backends.mps, "xpu": torch.xpu}[device]
+    if kind.is_available():
+        pytest.skip(f"there is {device} here")
+    with pytest.raises(BadRequest, match=f"device '{device}' was asked for, but torch cannot use it here; give auto"):
+        choose_device(device)

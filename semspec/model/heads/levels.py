@@ -2,8 +2,8 @@
 last.
 
 A level is `width` tokens a sequence. Of their successors, the `top` likeliest of each, those with the best joint
-probability are the next level. The host gets the successors of all levels in
-one copy and chooses from them again, by the same order, which is how it learns what was read.
+probability are the next level. The host gets the successors of all levels in one copy and chooses from them again, by
+the same order, which is how it learns what was read.
 """
 
 from __future__ import annotations

@@ -39,7 +39,6 @@ class Int4Config:
     registers: int = 0  # of a thread, at most; 0: as many as it likes
     ahead: bool = True  # codes on their way into the second-level cache while the kernel before still runs
     ordered: bool = True  # loads stay where they are written
-    stages: int = 0  # steps whose x is in shared memory or on its way there; 0: it comes through the first-level cache
 
     @staticmethod
     def of(size: tuple[int, int], rows: int, card: Card, split: bool, gated: bool, group: int = UNIT) -> Int4Config:
@@ -154,7 +153,7 @@ def launched(
         "INPUTS": inputs, "GROUP": linear.block[1] if linear.block[1] < inputs else 0, "ZEROS": kind,
         "GAIN": gain is not None, "BIASED": bias is not None, "GATED": gated, "SILU": activation == "silu",
         "SPLITS": cut.splits, "ACROSS": cut.across, "INWARD": cut.inward, "PAIRS": cut.pairs, "TILES": cut.tiles,
-        "ORDERED": cut.ordered, "STAGES": cut.stages,
+        "ORDERED": cut.ordered,
     }  # fmt: skip
     own = 32 * (1 if gated else cut.pairs)
     return arguments, constants, (-(-outputs // (own * cut.across)), cut.splits, -(-rows // (8 * cut.tiles)))

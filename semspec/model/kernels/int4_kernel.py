@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from semspec.model.kernels.gemm import activated, rounded
@@ -92,20 +91,6 @@ def stay():
     """Loads from before stay before: the assembler would save registers by asking for codes just before it needs
     them."""
     gl.inline_asm_elementwise("bar.warp.sync -1; mov.b32 $0, 0;", "=r", [], gl.int32, False, 1)
-
-
-@gluon.jit
-def bring(x, from_x, far, room, step, STAGES: gl.constexpr):
-    """A step's inputs into shared memory; every step is a group of copies, also one that copies nothing new."""
-    async_copy.async_copy_global_to_shared(room.index(step % STAGES), x + far * UNIT + from_x)
-    async_copy.commit_group()
-
-
-@gluon.jit
-def brought(room, at: gl.constexpr, X: gl.constexpr, across, L: gl.constexpr):
-    """Of one tile of rows 32 inputs, for warps with other outputs, too."""
-    some, _ = gl.broadcast(gl.expand_dims(room.slice(at, 1).load(X), 2), across)
-    return gl.convert_layout(some.reshape([some.numel]), L, assert_trivial=True)
 
 
 @gluon.jit
@@ -186,7 +171,7 @@ def int4_product(
     INPUTS: gl.constexpr, GROUP: gl.constexpr, ZEROS: gl.constexpr, GAIN: gl.constexpr, BIASED: gl.constexpr,
     GATED: gl.constexpr, SILU: gl.constexpr, SPLITS: gl.constexpr, ACROSS: gl.constexpr, INWARD: gl.constexpr,
     PAIRS: gl.constexpr, TILES: gl.constexpr, AHEAD: gl.constexpr, ORDERED: gl.constexpr,
-    STAGES: gl.constexpr, PDL: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """ACROSS warps have outputs of their own, PAIRS times 32 each (with a gate: 32 gates and their ups); INWARD warps
     share outputs and take turns with the inputs. TILES times 8 rows of x. GROUP 0: all inputs share a scale."""
@@ -234,39 +219,17 @@ def int4_product(
         gdc_wait()
         gdc_launch_dependents()
     sums, from_x = (), ()
-    if STAGES > 0:
-        WIDE: gl.constexpr = gl.BlockedLayout([1, 1, 1, 8], [1, 1, 1, 32], [1, INWARD, ACROSS, 1], [3, 2, 1, 0])
-        X: gl.constexpr = gl.SliceLayout(2, WIDE)
-        ROOM: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-        room = gl.allocate_shared_memory(x.dtype.element_ty, [STAGES, 4 * TILES, INWARD, 256], ROOM)
-        across = gl.full([1, INWARD, ACROSS, 256], 0.0, x.dtype.element_ty, WIDE)
-        k = gl.arange(0, 256, layout=gl.SliceLayout(0, gl.SliceLayout(1, X)))[None, None, :]
-        tile = gl.arange(0, 4 * TILES, layout=gl.SliceLayout(1, gl.SliceLayout(2, X)))[:, None, None]
-        turn = gl.arange(0, INWARD, layout=gl.SliceLayout(0, gl.SliceLayout(2, X)))[None, :, None]
-        of_x = split * EACH + turn
-        from_x = of_x * UNIT + tile // TILES * 32 + k % 32
-        from_x += gl.minimum(row + tile % TILES * 8 + k // 32, rows - 1) * INPUTS
-        for step in gl.static_range(STAGES - 1):
-            bring(x, from_x, moved(of_x, step, INWARD, STEPS, UNITS, EVEN), room, step, STAGES)
-    else:
-        for n in gl.static_range(TILES):  # rows beyond the last: any
-            from_x = from_x + (gl.minimum(row + n * 8 + i // 32 % 8, rows - 1) * INPUTS + unit * UNIT + i % 32,)
+    for n in gl.static_range(TILES):  # rows beyond the last: any
+        from_x = from_x + (gl.minimum(row + n * 8 + i // 32 % 8, rows - 1) * INPUTS + unit * UNIT + i % 32,)
     for _ in gl.static_range(PAIRS * TILES):
         sums = sums + (gl.full([WARPS * 256], 0.0, gl.float32, L),)
     for step in range(STEPS):
         here, then = moved(unit, step, INWARD, STEPS, UNITS, EVEN), moved(unit, step + 1, INWARD, STEPS, UNITS, EVEN)
         made, total = (), ()
-        if STAGES > 0:
-            async_copy.wait_group(STAGES - 2)
-            later = step + STAGES - 1
-            bring(x, from_x, moved(of_x, later, INWARD, STEPS, UNITS, EVEN), room, later, STAGES)
         for j in gl.static_range(4):
             some = ()
             for n in gl.static_range(TILES):
-                if STAGES > 0:
-                    some = some + (brought(room.index(step % STAGES), j * TILES + n, X, across, L),)
-                else:
-                    some = some + (gl.load(x + (here * UNIT + j * 32) + from_x[n]),)
+                some = some + (gl.load(x + (here * UNIT + j * 32) + from_x[n]),)
             before, made = made, ()
             for p in gl.static_range(PAIRS):
                 made = made + products(
@@ -292,9 +255,6 @@ def int4_product(
                         sums = sums + (gl.fma(scale, less, before[p * TILES + n]),)
                     next = load_scales(scales, zeros, at, from_scales + p * between * 32, ZEROS)
                     scaled = scaled[: j // PER * PAIRS + p] + (next,) + scaled[j // PER * PAIRS + p + 1 :]
-    if STAGES > 0:
-        async_copy.wait_group(0)
-        room._keep_alive()
     first = gl.program_id(0) * (ACROSS * 32 * own)
     for n in gl.static_range(TILES):
         if GATED:
