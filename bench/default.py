@@ -21,6 +21,7 @@ import random
 import statistics
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,10 @@ from bench.synthetic_e2e_text import make_tokenizer
 from semspec.bench.folder import surroundings
 from semspec.bench.shapes import SHAPES, random_runner
 from semspec.draft import DrafterKind, EarlyExit, NoDrafter, register
+from semspec.model import ModelRunner
+from semspec.model.graphs import GraphCache
 from semspec.model.placement import choose_device
+from semspec.model.wrapper import unwrap
 from semspec.options import Options
 from semspec.pair import Pair
 from semspec.pair.loading import load
@@ -99,11 +103,20 @@ def models(asked: argparse.Namespace, slots: int) -> tuple[Pair, list[list[int]]
     return Pair(runners[0], make_tokenizer(vocab), *runners[1:]), prompts, noisy
 
 
+def capture_seconds(pair: Pair) -> float:
+    """Spent until now on capturing graphs, by either model."""
+    runners = (unwrap(runner) for runner in (pair.target, pair.draft) if runner is not None)
+    graphs = [runner.graph_runner for runner in runners if isinstance(runner, ModelRunner)]
+    return sum(g.launcher.seconds for g in graphs if g is not None and isinstance(g.launcher, GraphCache))
+
+
 def seconds(
     pair: Pair, prompts: list[list[int]], tokens: int, seed: int, options: dict[str, Any]
-) -> tuple[float, list[list[int]]]:
-    """Of answers written together. On a CPU the pair, too, reads this process's own time."""
+) -> tuple[float, list[list[int]], dict[str, Any]]:
+    """Of answers written together, the answers, and what was in those seconds. On a CPU the pair, too, reads this
+    process's own time."""
     clock = time.process_time if pair.target.device.type == "cpu" else time.perf_counter
+    captured = capture_seconds(pair)
     pair.executor.clock = clock
     tickets = pair.submit([(prompt, Options(max_new_tokens=tokens, seed=seed, **options)) for prompt in prompts])
     began = clock()
@@ -113,7 +126,12 @@ def seconds(
         ticket.collect()
         if ticket.task.error is not None:
             raise ticket.task.error
-    return taken, [ticket.result().tokens for ticket in tickets]
+    results = [ticket.result() for ticket in tickets]
+    stats = [result.stats for result in results]
+    spent = {phase: sum(s.seconds[phase] for s in stats) for phase in stats[0].seconds}
+    drafts = sum((s.drafts for s in stats), Counter[int]())
+    inside = {"seconds": taken, "captures": capture_seconds(pair) - captured, **spent, "drafts": drafts}
+    return taken, [result.tokens for result in results], inside
 
 
 def compare(asked: argparse.Namespace, batch: int) -> dict[str, Any]:
@@ -128,18 +146,20 @@ def compare(asked: argparse.Namespace, batch: int) -> dict[str, Any]:
         seconds(pair.fresh(), parts[0], asked.tokens, 1, arm | how)
     kept = {name: pair.fresh() for name in names}
     taken: dict[str, list[float]] = {name: [] for name in names}
+    inside: list[dict[str, Any]] = []
     same = True
     for turn in range(asked.rounds):
         for i, part in enumerate(parts):
             texts = {}
             for name in names[(turn + i) % 3 :] + names[: (turn + i) % 3]:
                 own = kept[name] if asked.keep else pair.fresh()
-                spent, texts[name] = seconds(own, part, asked.tokens, i, ARMS[name] | how)
+                spent, texts[name], told = seconds(own, part, asked.tokens, i, ARMS[name] | how)
                 taken[name].append(spent)
+                inside.append({"arm": name, "part": i, **told})
             same = same and texts["none"] == texts["default"]
     report: dict[str, Any] = {
         "batch": batch, "same_text": same, "answers": batch * len(taken["none"]),
-        "seconds": {name: sum(values) for name, values in taken.items()},
+        "seconds": {name: sum(values) for name, values in taken.items()}, "inside": inside,
     }  # fmt: skip
     for name in names[1:]:
         ratios = sorted(a / b for a, b in zip(taken[name], taken["none"], strict=True))
