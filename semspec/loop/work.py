@@ -93,7 +93,8 @@ class DecodeWork:
     def next_pass(self, budget: int) -> Score:
         """The next chunk of the feed; the last row of the last chunk predicts a token."""
         tokens, self.feed = self.feed[:budget], self.feed[budget:]
-        return Score(self.request.runner, self.request.slot, tokens, 0 if self.feed else 1, self.request.layers)
+        r, last = self.request, not self.feed
+        return Score(r.runner, r.slot, tokens, int(last), r.layers, drafting=r.drafting)
 
     def next_decode(self, n: int) -> Decode:
         if not self.generated and n >= self.request.n and self.feed is self.request.tokens:

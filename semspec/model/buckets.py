@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 # Tokens of one sequence; often a draft of 8 or 16 and one before.
 QUERIES = (1, 2, 4, 6, 9, 12, 16, 17, 24, 33, 48, 64)
-FEEDS = (1, 2, 16, 64)  # of what a decode is fed: a draft that catches up has missed any number of tokens, but seldom
+FEEDS = (1, 2, 16, 64)  # of what a draft is fed: it has missed any number of tokens when it catches up, but seldom
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 MAX_ROWS = 1024  # of a padded pass: 64 checks of a draft of 8 read the weights once
 MAX_QUERIES = QUERIES[-1]  # a longer feed runs without graphs

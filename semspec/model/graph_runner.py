@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from semspec.model.attention_metadata import SequenceChunk
-from semspec.model.buckets import BATCHES, MAX_ROWS, QUERIES, bucket, passes
+from semspec.model.buckets import BATCHES, MAX_ROWS, QUERIES, bucket, feed_bucket, passes
 from semspec.model.cache import Cache
 from semspec.model.fused_forward import BatchMetadata, FusedForward, covers
 from semspec.model.graphs import GraphCache, GraphLauncher
@@ -85,7 +85,7 @@ class GraphRunner:
         if self.flags.packed and not fits_rectangle(lengths):
             known = self.launcher.knows(("packed", self._packing(requests, starts), layers))
             return self._packed_pass(requests, starts, vocab, drafts) if known else None
-        sizes = bucket(len(requests), BATCHES), bucket(max(lengths), QUERIES)
+        sizes = rectangle(requests)
         known = self.launcher.knows(("score", *sizes, layers, None))
         return self._pass(requests, starts, vocab, None, drafts) if known else None
 
@@ -97,7 +97,7 @@ class GraphRunner:
         sparsity: Sparsity | None,
         drafts: Tensor | None = None,
     ) -> list[ScoreOutput]:
-        queries, batch = bucket(max(len(r.tokens) for r in requests), QUERIES), bucket(len(requests), BATCHES)
+        batch, queries = rectangle(requests)
         layers = tuple(sorted({layer for r in requests for layer in r.layers}))
         marks = sparsity.sparse_flags(requests, starts) if sparsity else None
         pairs = sparsity.pair_budgets(requests, starts) if sparsity else None
@@ -178,6 +178,13 @@ def fill(buffer: Tensor, numbers: Sequence[float]) -> None:
     if buffer.is_cuda:
         host = host.pin_memory()  # torch keeps it until the copy is made
     buffer[: len(numbers)].copy_(host, non_blocking=True)
+
+
+def rectangle(requests: Sequence[Score]) -> tuple[int, int]:
+    """Sequences and tokens of each that a pass is padded to."""
+    batch, longest = bucket(len(requests), BATCHES), max(len(r.tokens) for r in requests)
+    caught_up = all(r.drafting and not r.parents and r.logits_to_keep <= 1 for r in requests)
+    return batch, feed_bucket(longest, batch) if caught_up else bucket(longest, QUERIES)
 
 
 def put_drafts(drafts: Tensor, feeds: Tensor) -> None:

@@ -389,7 +389,15 @@ def test_a_draft_that_catches_up_is_captured_in_few_sizes(plain: ModelRunner) ->
         close(ours.logits, theirs.logits)
         for one, own in ((twin, slot), (plain, other)):
             one.truncate(own, 0)
-    assert len({key[2] for key in counted.keys if key[0] == "decode"}) == 4  # type: ignore[index]
+        rows = []
+        for one, own in ((twin, slot), (plain, other)):  # what is long is read first, see DecodeWork
+            (row,) = one.score([Score(one, own, feed, n % 2, drafting=True)])
+            (after,) = one.score([Score(one, own, [1], 1)])
+            rows.append(torch.cat([row.logits, after.logits]))
+            one.truncate(own, 0)
+        close(*rows)
+    sizes = {kind: {key[2] for key in counted.keys if key[0] == kind} for kind in ("decode", "score")}  # type: ignore[index]
+    assert len(sizes["decode"]) == len(sizes["score"]) == 4
 
 
 @given(st.integers(1, MAX_QUERIES), st.integers(1, BATCHES[-1]))
