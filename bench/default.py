@@ -34,10 +34,7 @@ from bench.synthetic_e2e_text import make_tokenizer
 from semspec.bench.folder import surroundings
 from semspec.bench.shapes import SHAPES, random_runner
 from semspec.draft import DrafterKind, EarlyExit, NoDrafter, register
-from semspec.model import ModelRunner
-from semspec.model.graphs import GraphCache
 from semspec.model.placement import choose_device
-from semspec.model.wrapper import unwrap
 from semspec.options import Options
 from semspec.pair import Pair
 from semspec.pair.loading import load
@@ -104,20 +101,12 @@ def models(asked: argparse.Namespace, slots: int) -> tuple[Pair, list[list[int]]
     return Pair(runners[0], make_tokenizer(vocab), *runners[1:]), prompts, noisy
 
 
-def capture_seconds(pair: Pair) -> float:
-    """Spent until now on capturing graphs, by either model."""
-    runners = (unwrap(runner) for runner in (pair.target, pair.draft) if runner is not None)
-    graphs = [runner.graph_runner for runner in runners if isinstance(runner, ModelRunner)]
-    return sum(g.launcher.seconds for g in graphs if g is not None and isinstance(g.launcher, GraphCache))
-
-
 def seconds(
     pair: Pair, prompts: list[list[int]], tokens: int, seed: int, options: dict[str, Any]
 ) -> tuple[float, list[list[int]], dict[str, Any]]:
     """Of answers written together, the answers, and what was in those seconds. On a CPU the pair, too, reads this
     process's own time."""
     clock = time.process_time if pair.target.device.type == "cpu" else time.perf_counter
-    captured = capture_seconds(pair)
     pair.executor.clock = clock
     tickets = pair.submit([(prompt, Options(max_new_tokens=tokens, seed=seed, **options)) for prompt in prompts])
     began = clock()
@@ -131,8 +120,7 @@ def seconds(
     stats = [result.stats for result in results]
     spent = {phase: sum(s.seconds[phase] for s in stats) for phase in stats[0].seconds}
     drafts = sum((s.drafts for s in stats), Counter[int]())
-    inside = {"seconds": taken, "captures": capture_seconds(pair) - captured, **spent, "drafts": drafts}
-    return taken, [result.tokens for result in results], inside
+    return taken, [result.tokens for result in results], {"seconds": taken, **spent, "drafts": drafts}
 
 
 def compare(asked: argparse.Namespace, batch: int) -> dict[str, Any]:
@@ -144,10 +132,9 @@ def compare(asked: argparse.Namespace, batch: int) -> dict[str, Any]:
     for arm in (*ARMS.values(), *({"num_draft_tokens": n} for n in lengths)):  # graphs are captured
         seconds(pair.fresh(), parts[0], min(24, asked.tokens), 0, arm | how)
     for turn in range(WARM if lengths else 0):  # also those for a draft that has much to catch up with
-        before = capture_seconds(pair)
-        for arm in ARMS.values():
-            seconds(pair.fresh(), parts[turn % len(parts)], asked.tokens, 1000 + turn, arm | how)
-        if capture_seconds(pair) == before:
+        part = parts[turn % len(parts)]
+        told = [seconds(pair.fresh(), part, asked.tokens, 1000 + turn, arm | how)[2] for arm in ARMS.values()]
+        if not any(inside["capture"] for inside in told):
             break
     kept = {name: pair.fresh() for name in names}
     taken: dict[str, list[float]] = {name: [] for name in names}

@@ -200,7 +200,9 @@ class Chat:
             "drafted": f"{pooled.drafted}, {pooled.accepted} accepted, {pooled.relaxed} of them relaxed",
             "target passes": str(pooled.target_passes),
             "prompt tokens": f"{read}, {reused} from the cache",
-            "seconds": ", ".join(f"{what} {seconds:.2f}" for what, seconds in pooled.seconds.items()),
+            "seconds": ", ".join(
+                f"{what} {seconds:.2f}" for what, seconds in pooled.seconds.items() if seconds or what != "capture"
+            ),
         }.items():
             table.add_row(Text(name, style="dim"), value)
         self.errors.print(table)

@@ -214,7 +214,9 @@ class BatchLengths:
     def _drafted_with(self, member: Member, made: Round) -> Drafted:
         """The tick of this round: the same for all who asked with it and are answered now, and looked at once."""
         costs, now = self.costs, (member.asked, self.costs.tick)
-        timed = made.draft > 0 and self._timed < member.asked  # the first to tell may have looked its draft up
+        timed = (
+            made.timed and made.draft > 0 and self._timed < member.asked
+        )  # the first to tell may have looked its draft up
         if now == self._drafted.ticks and not (timed and self._drafted.steady):
             return self._drafted
         drafting = [m for m in self.members if m.asked == member.asked and m.requested and not m.shared.lookup]

@@ -161,8 +161,8 @@ class Decoder:
         self.undrafted = 0 if n else self.undrafted + len(event.tokens)
         if event.finish_reason is None:  # else the end of the answer may have cut it
             spent = {kind: seconds - before[kind] for kind, seconds in self.stats.seconds.items()}
-            target = sum(spent.values()) - spent["draft"]
-            tokens, drafting = len(event.tokens), spent["draft"]
+            target = sum(spent.values()) - spent["draft"] - spent["capture"]
+            tokens, drafting, timed = len(event.tokens), spent["draft"], timed and not spent["capture"]
             made = Round(min(n, left - 1), drafted, tokens, drafting, target, timed, prompt, scored=event.drafted)
             self.draft_length.observe(made)
         return event

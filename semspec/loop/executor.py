@@ -24,6 +24,7 @@ from semspec.loop.live_tasks import LiveTasks
 from semspec.loop.passes import NO_ROOM, ROUNDS, Growth, drafts, fitting, needs_ragged_pass, ragged, youngest
 from semspec.loop.rule_graphs import RuleGraphs
 from semspec.loop.side_by_side import Alternation, Pass, SideBySide, beside, is_beside
+from semspec.loop.stopwatch import Stopwatch
 from semspec.loop.verifying import verdicts
 from semspec.loop.work import DecodeWork, GrowWork, Part, RecomputeWork, ScoreWork, Task, Work, work_of
 from semspec.sampling.draw import NOTHING, next_tokens
@@ -85,14 +86,15 @@ class Executor(LiveTasks):
         self.alternation.begin()
         self._advance(live)
         while self._verify_requests:  # cheap, and what follows can still join this tick's passes
-            busy = verifying = busy + self._verify()
+            seconds, captured = self._verify()
+            busy, verifying = busy + seconds + captured, verifying + seconds
             self._advance(live)
         stuck, moved = list[Runner](), False
         for some in self._turns():
             stuck += [work[0].request.runner for work in some]
-            seconds = self._passes(some)
-            moved |= seconds is not None
-            busy += seconds or 0.0
+            taken = self._passes(some)
+            moved |= taken is not None
+            busy += taken or 0.0
             self._advance(live)
         if not moved and (task := youngest(stuck, self.tasks)):
             self._end(task, SemspecError(NO_ROOM))
@@ -205,19 +207,20 @@ class Executor(LiveTasks):
 
     # -- verification
 
-    def _verify(self) -> float:
-        """Verify all waiting drafts, rule by rule. Returns the seconds it took."""
-        start = self.clock()
+    def _verify(self) -> tuple[float, float]:
+        """Verify all waiting drafts, rule by rule. Returns the seconds it took, without captures and of captures."""
+        watch = Stopwatch(self.clock)
         waiting, self._verify_requests = self._verify_requests, []
         for task, request, answer in verdicts(self.rules, waiting):
             if isinstance(answer, Verdict):
                 self._answer(task, request, answer)
             else:
                 self._end(task, answer)
-        seconds = self.clock() - start
+        seconds, captured = watch.read()
         for task, _ in waiting:
             task.stats.seconds["verify"] += seconds / len(waiting)
-        return seconds
+            task.stats.seconds["capture"] += captured / len(waiting)
+        return seconds, captured
 
     # -- passes
 
@@ -236,18 +239,20 @@ class Executor(LiveTasks):
 
     def _passes(self, some: list[list[Work]]) -> float | None:
         """A pass on each of these runners. Returns the seconds they took; None: no room for any of this."""
-        start = self.clock()
+        watch = Stopwatch(self.clock)
         all_served, shares = self._side_by_side.make([self._pass(work) for work in some])
-        seconds = self.clock() - start
+        seconds, captured = watch.read()
         for served, share in zip(all_served, shares, strict=True):
             if not served:
                 continue
             parts, live = [part for _, part in served], [item.request for item, _ in served if not item.task.done]
             made = self.costs.drafted if drafts(item for item, _ in served) else self.costs.passed
-            made(parts, share * seconds, sum(each.runner.length(each.slot) for each in live))
+            if not captured:  # else it was made twice, and the device may have waited
+                made(parts, share * seconds, sum(each.runner.length(each.slot) for each in live))
             for item, _ in served:
                 item.task.stats.seconds["draft" if item.request.drafting else "score"] += share * seconds / len(served)
-        return None if all(served is None for served in all_served) else seconds
+                item.task.stats.seconds["capture"] += share * captured / len(served)
+        return None if all(served is None for served in all_served) else seconds + captured
 
     def _pass(self, work: list[Work]) -> Pass[Served | None]:
         runner = work[0].request.runner

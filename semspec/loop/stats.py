@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-SECONDS = ("draft", "score", "verify", "host")
+SECONDS = ("draft", "score", "verify", "host", "capture")  # the last: of graphs on a GPU, once for each size of pass
 FORMER = {"rejected": "refused"}  # what records before 2026-11-18 call the outcome of a step
 
 

@@ -109,7 +109,7 @@ def test_pooling_adds_passes_and_seconds_and_does_not_change_the_parts() -> None
     one.seconds["draft"], two.seconds["draft"], two.seconds["host"] = 0.5, 0.25, 1.0
     total = one + two
     assert total.target_passes == 7
-    assert total.seconds == {"draft": 0.75, "score": 0.0, "verify": 0.0, "host": 1.0}
+    assert total.seconds == {"draft": 0.75, "score": 0.0, "verify": 0.0, "host": 1.0, "capture": 0.0}
     total.observe(3, 3)
     assert (one.rounds, two.rounds, total.rounds) == (1, 1, 3)
 
