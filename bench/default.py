@@ -101,6 +101,13 @@ def models(asked: argparse.Namespace, slots: int) -> tuple[Pair, list[list[int]]
     return Pair(runners[0], make_tokenizer(vocab), *runners[1:]), prompts, noisy
 
 
+def fresh(pair: Pair) -> Pair:
+    """With nothing learnt, but with what was captured: graphs are those of a process."""
+    made = pair.fresh()
+    made.executor.rules = pair.executor.rules
+    return made
+
+
 def seconds(
     pair: Pair, prompts: list[list[int]], tokens: int, seed: int, options: dict[str, Any]
 ) -> tuple[float, list[list[int]], dict[str, Any]]:
@@ -130,13 +137,13 @@ def compare(asked: argparse.Namespace, batch: int) -> dict[str, Any]:
     names = list(ARMS)
     lengths = (1, 2, 3, 4, 6, 12, 16) if pair.target.device.type == "cuda" else ()
     for arm in (*ARMS.values(), *({"num_draft_tokens": n} for n in lengths)):  # graphs are captured
-        seconds(pair.fresh(), parts[0], min(24, asked.tokens), 0, arm | how)
+        seconds(fresh(pair), parts[0], min(24, asked.tokens), 0, arm | how)
     for turn in range(WARM if lengths else 0):  # also those for a draft that has much to catch up with
         part = parts[turn % len(parts)]
-        told = [seconds(pair.fresh(), part, asked.tokens, 1000 + turn, arm | how)[2] for arm in ARMS.values()]
+        told = [seconds(fresh(pair), part, asked.tokens, 1000 + turn, arm | how)[2] for arm in ARMS.values()]
         if not any(inside["capture"] for inside in told):
             break
-    kept = {name: pair.fresh() for name in names}
+    kept = {name: fresh(pair) for name in names}
     taken: dict[str, list[float]] = {name: [] for name in names}
     inside: list[dict[str, Any]] = []
     same = True
@@ -144,7 +151,7 @@ def compare(asked: argparse.Namespace, batch: int) -> dict[str, Any]:
         for i, part in enumerate(parts):
             texts = {}
             for name in names[(turn + i) % 3 :] + names[: (turn + i) % 3]:
-                own = kept[name] if asked.keep else pair.fresh()
+                own = kept[name] if asked.keep else fresh(pair)
                 spent, texts[name], told = seconds(own, part, asked.tokens, i, ARMS[name] | how)
                 taken[name].append(spent)
                 inside.append({"arm": name, "part": i, **told})

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 VLLM = "vLLM 0.24 on the same machine, whose host slows it down"
 LENGTH, SLOTS = 4096, 64  # of sequences that memory has to hold, and how many may run
 H200 = 139 * 2**30  # bytes that a process finds free
-WARM = 4  # times half as many ticks as are timed, until none of them captures anything
+WARM = 8  # tokens of each sequence for each step, before the clock runs: lengths of a batch take some to be learnt
 ACCEPTED = 0.8  # of draft tokens, by a coin: models of noise never agree
 
 
@@ -111,7 +111,7 @@ def automatic(bench: Bench, batch: int = SLOTS) -> float:
 
 def tokens_per_second(bench: Bench, batch: int, length: Callable[[Executor], int | DraftLengthPolicy]) -> float:
     context, steps = bench.asked.context, bench.asked.steps
-    capacity = context + 9 * (2 * steps + 12)
+    capacity = context + (WARM + 3) * steps * 5 // 4 + 36  # some write more than others
     target, draft = (bench.runner(which, batch, capacity) for which in ("target", "draft"))
     draft.vocab_size = target.vocab_size = min(draft.vocab_size, target.vocab_size)
     for runner in (target, draft):
@@ -120,9 +120,11 @@ def tokens_per_second(bench: Bench, batch: int, length: Callable[[Executor], int
     executor, rule = Executor(budget=8192), make(f"random:rate={ACCEPTED}")
     tasks = []
     for i in range(batch):
-        job = Job(
-            some_text(context, target.vocab_size, i), rule, length(executor), capacity - context, Sampling(seed=i)
-        )
+        text, sampling = (
+            some_text(context, target.vocab_size, i),
+            Sampling(temperature=1.0, seed=i),
+        )  # greedy noise loops
+        job = Job(text, rule, length(executor), capacity - context, sampling)
         decoder = Decoder(job, target, ModelDrafter(draft), Stats())
         tasks.append(executor.submit(decoder.decode(), decoder.stats))
 
@@ -136,12 +138,8 @@ def tokens_per_second(bench: Bench, batch: int, length: Callable[[Executor], int
         return sum(task.stats.seconds["capture"] for task in tasks)
 
     began = time.perf_counter()
-    for _ in range(WARM):  # graphs, and what lengths are learnt from
-        known = captured()
-        for _ in range(steps // 2):
-            executor.tick()
-        if captured() == known or time.perf_counter() - began > 30:
-            break
+    while written() < WARM * batch * steps and time.perf_counter() - began < 60:  # graphs, and what lengths learn
+        executor.tick()
     bench.wait()
     known, before, began = captured(), written(), time.perf_counter()
     while (

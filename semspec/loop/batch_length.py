@@ -64,7 +64,8 @@ class Drafted:
     """A tick with drafts."""
 
     ticks: tuple[int, int]  # in which lengths were asked for, and in which the verdicts came
-    steady: bool  # no draft model had to read a text first
+    steady: bool  # no draft model had to read a text first,
+    reading: bool  # but perhaps one of somebody else's, or still has to
     check: float  # expected seconds of the target's pass for each sequence,
     drafts: float  # and for each that drafts, of its drafts
 
@@ -90,7 +91,7 @@ class BatchLengths:
         self._tried = 0
         self._begun = set[int]()  # numbers of sequences for which what was measured at loading counts
         self._timed = -1  # the last tick whose drafts were timed
-        self._drafted = Drafted((-1, -1), True, 0.0, 0.0)
+        self._drafted = Drafted((-1, -1), True, False, 0.0, 0.0)
         self._threshold = -1, 0.0  # of this tick
 
     def within(self, length: int | DraftLengthPolicy) -> int | DraftLengthPolicy:
@@ -208,27 +209,29 @@ class BatchLengths:
             charged = min(spent, MAX_EXCESS * (passes + tick.drafts))
             rounds = made.tokens - charged / alone
             whole = rounds if tick.steady else made.tokens - spent / alone
+            if tick.reading:  # who reads is in none of the target's passes, so the others' shares are larger
+                rounds = 0.0
         allowed = ALLOWANCE * spent / alone
         self._account.add((rounds + allowed) / len(self.members), (whole + allowed) / len(self.members))
 
     def _drafted_with(self, member: Member, made: Round) -> Drafted:
         """The tick of this round: the same for all who asked with it and are answered now, and looked at once."""
         costs, now = self.costs, (member.asked, self.costs.tick)
-        timed = (
-            made.timed and made.draft > 0 and self._timed < member.asked
-        )  # the first to tell may have looked its draft up
+        new = self._timed < member.asked
+        timed = new and made.timed and made.draft > 0  # the first to tell may have looked its draft up
         if now == self._drafted.ticks and not (timed and self._drafted.steady):
             return self._drafted
         drafting = [m for m in self.members if m.asked == member.asked and m.requested and not m.shared.lookup]
         longest = max((m.requested for m in drafting), default=1)
         steady = not any(m.at.unread for m in drafting)
-        if timed and steady:
+        reading = any(m.requested and m.at.unread > MIN_UNREAD for m in self.members)
+        if timed and steady and not reading:  # a draft model's passes are shared by all that it served
             self._timed = member.asked
             text = sum(m.at.text for m in drafting)
             costs.drafts.add(len(drafting), made.draft * len(drafting) / longest, text)
         check = costs.check(costs.rows, self._text, member.shared.row_cost).item() / max(costs.sequences, 1)
         drafts = longest * self._step(len(drafting)) / len(drafting) if drafting else 0.0
-        self._drafted = Drafted(now, steady, check, drafts)
+        self._drafted = Drafted(now, steady, reading, check, drafts)
         return self._drafted
 
     def too_late(self, shared: AdaptiveLength, at: Situation) -> bool:

@@ -328,6 +328,21 @@ def far(length: int | DraftLengthPolicy, verifier: str = "exact") -> Load:
     return Load(length, verifier, target, draft, clock)
 
 
+def crowd(length: int | DraftLengthPolicy, verifier: str = "exact") -> Load:
+    """So many that their texts are read over several ticks."""
+    clock = Clock()
+    rest = {"slots": 32, "clock": clock, "max_seq_len": 1200}
+    target = Machine(LANGUAGE, VOCAB, seconds=1.0, row=0.0025, read=0.004, **rest)  # type: ignore[arg-type]
+    draft = Machine(errs(0.85), VOCAB, seconds=0.05, row=0.0008, read=0.00025, **rest)  # type: ignore[arg-type]
+    return Load(length, verifier, target, draft, clock)
+
+
+def test_what_others_read_is_not_taken_for_what_drafts_cost() -> None:
+    """Who reads is in no pass of the target, which the others then share; and drafts share a pass with what is read."""
+    auto = AdaptiveLength(draft_cost=0.05, row_cost=0.0025)
+    assert crowd(auto).batch(32, 500, 400)[0] < 0.85 * crowd(1, "none").batch(32, 500, 400)[0]
+
+
 BATCHES = [(4, 30, 100), (4, 8000, 60), (4, 30, 100), (4, 30, 100)]
 
 
