@@ -56,6 +56,8 @@ def built(
         "shared": made.metadata.shared,
         "cubin": len(made.asm["cubin"]),
         "wide_copies": text.count("cp.async.cg"),  # 16 bytes each, as only loads of a pipeline are made
+        "narrow_copies": text.count("cp.async.ca"),  # of 4 or 8 bytes
+        "slow_conversions": text.count("cvt.bf16.f16") + text.count("cvt.rn.bf16.f16"),
     }
 
 

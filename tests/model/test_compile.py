@@ -33,6 +33,9 @@ def test_kernels_compile_for_sm_90(tmp_path: Path) -> None:
     for queries in (1, 9, 17, 64):  # where rows lie costs no memory, and no copy of the pipeline
         flat, packed = (results[f"attend {queries}{kind}"] for kind in ("", ", packed"))
         assert (packed["shared"], packed["wide_copies"]) == (flat["shared"], flat["wide_copies"])
+        narrow = results[f"attend {queries}, fp8"]
+        assert not narrow["slow_conversions"], "codes become numbers two at a time"
+        assert narrow["narrow_copies"] <= 48, "scales of neighbours are copied together, and none by itself"
     for kind in ("bf16", "fp8"):
         assert results[f"one token, {kind}"]["wide_copies"] >= 100, "its products and keys go through a pipeline"
     for name in ("gate_up", "down", "up of channels", "down of channels"):

@@ -76,6 +76,52 @@ def test_attention_reads_them(
     torch.testing.assert_close(reference.attend(q.double(), *pools, *places, 0.3, window, **more), exact)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("of_queries", "of_values"), [(1e7, 1e8), (1e-7, 1e-9), (1.0, 1e30)])
+def test_no_size_of_numbers_is_lost_in_half_precision(dtype: torch.dtype, of_queries: float, of_values: float) -> None:
+    """Queries, and weights times the scales of values, are in float16 for a while: they may be larger than its largest
+    number, or smaller than its smallest."""
+    generator, (batch, queries, size, end) = random(5), (2, 3, 16, 70)
+    q = (noise((batch, queries, 4, size), generator, torch.float32) * of_queries).to(dtype)
+    cache = [noise((batch, 2, end, size), generator, torch.float32) for _ in range(2)]
+    cache[0] /= of_queries
+    cache[1] *= of_values * 10 ** (torch.rand(batch, 2, end, 1, generator=generator).to(DEVICE) * 4 - 4)
+    cache[1][:, :, 3] *= 1e3  # one among others that are small, which a query may or may not look at
+    pools, tables, scales, exact_cache = stored(cache, 32, seed=1)
+    places = [torch.arange(batch, device=DEVICE), whole([end - queries] * batch), whole([queries] * batch)]
+    exact = reference.attend(q.double(), *exact_cache, *places, 0.3)
+    for splits, keys in ((1, 16), (2, 32)):
+        tiles = cuts.Tiles(16, keys, splits, warps=4, stages=2)
+        ours = attention.attend(q, *pools, *places, 0.3, tiles=tiles, tables=tables, scales=scales)
+        near(ours / of_values, exact / of_values, dtype)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("keys", [16, 32])
+def test_what_is_no_number_stays_where_it_is(keys: int) -> None:
+    """Of what a slot has not written, nothing is read; of queries, keys and values only those that meet them tell."""
+    generator, (batch, queries, size, end) = random(6), (2, 5, 16, 45)
+    q = noise((batch, queries, 2, size), generator, torch.float16)
+    cache = [noise((batch, 1, 64, size), generator, torch.float32) for _ in range(2)]
+    pools, tables, scales, exact_cache = stored(cache, 32, seed=1)
+    places = [torch.arange(batch, device=DEVICE), whole([end - queries] * batch), whole([queries] * batch)]
+    for pool, scale in zip(pools, scales, strict=True):
+        for page in tables[:, 1].tolist():
+            pool.view(torch.uint8)[page, :, end - 32 :] = 0x7F
+            scale[page, :, end - 32 :] = float("nan")
+    exact, told = reference.attend(q.double(), *exact_cache, *places, 0.3), torch.ones(batch, queries, 2).bool()
+    q[0, 2, 1, 3], q[1, 4, 0, 0] = float("inf"), float("nan")
+    told[0, 2, 1] = told[1, 4, 0] = False
+    more = {"tiles": cuts.Tiles(16, keys, 1, warps=4, stages=2), "tables": tables, "scales": scales}
+    ours = attention.attend(q, *pools, *places, 0.3, **more)
+    near(ours[told], exact[told], torch.float16)
+    assert ours[~told].isnan().all()
+    scales.keys[tables[0, 0], 0, 7] = float("nan")
+    ours = attention.attend(q, *pools, *places, 0.3, **more)
+    assert ours[0].isnan().all(), "it is not hidden"
+    near(ours[1][told[1]], exact[1][told[1]], torch.float16)
+
+
 @given(passes(), multiplied, pages, st.booleans(), st.sampled_from([1, 4]))
 @settings(max_examples=5, phases=[Phase.generate])  # interpreted kernels are slow
 def test_new_tokens_are_written_so(case: dict, dtype: torch.dtype, page: int, single: bool, splits: int) -> None:
