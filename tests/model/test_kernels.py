@@ -244,6 +244,10 @@ def test_long_caches_have_the_tiles_that_were_measured_for_them_and_nothing_else
         assert cuts.Tiles.of(*other, h200, cuts.LONG) == cuts.Tiles.of(*other, h200), other
     assert cuts.Tiles.of(*eight, a100, cuts.LONG) == cuts.Tiles.of(*eight, a100), "three stages of 128 do not fit"
 
+    for queries, tiles in ((1, (16, 64, 32)), (9, (64, 64, 32)), (16, (64, 64, 16)), (60, (128, 64, 4))):
+        narrow = cuts.Tiles.of(queries, 5, 8, 1, 128, 2, h200, 65536, narrow=True)
+        assert narrow == cuts.Tiles(*tiles, warps=8 if queries == 60 else 4, stages=3), "two programs share a processor"
+
     asked: list[int] = []
 
     def of(*shape: Any) -> cuts.Tiles:

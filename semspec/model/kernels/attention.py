@@ -66,7 +66,9 @@ def attend(
         card, kv_heads = card_of(q.device), keys.shape[1]
         longest = keys.shape[2] * (1 if tables is None else tables.shape[1])
         reach = 0 if chosen or window else longest  # both read little of a cache, and blocks come in small tiles
-        tiles = Tiles.of(queries, heads // kv_heads, kv_heads, batch, size, q.element_size(), card, reach)
+        tiles = Tiles.of(
+            queries, heads // kv_heads, kv_heads, batch, size, q.element_size(), card, reach, scales is not None
+        )
     out = torch.empty_like(q)
     where = (slots, starts, counts)
     _launch(q, keys, values, where, out, scale, window, tree, None, tiles, tables, scales, queries, rows, chosen)
@@ -99,7 +101,8 @@ def rope_cache_attend(
     assert queries == 1 and qkv.is_contiguous()
     if tiles is None:
         card, kv_heads = card_of(qkv.device), keys.shape[1]
-        tiles = Tiles.of(1, heads // kv_heads, kv_heads, batch, size, qkv.element_size(), card)
+        narrow = scales is not None
+        tiles = Tiles.of(1, heads // kv_heads, kv_heads, batch, size, qkv.element_size(), card, narrow=narrow)
     out = qkv.new_empty((batch, queries, heads, size))
     rope = (cos_sin, norms, eps)
     _launch(qkv, keys, values, (slots, starts, counts), out, scale, window, None, rope, tiles, tables, scales, queries)
