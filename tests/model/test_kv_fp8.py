@@ -17,16 +17,25 @@ from semspec.errors import BadRequest, ModelError
 from semspec.model import ModelRunner, Source
 from semspec.model.config import Shape
 from semspec.model.graph_runner import GraphRunner
-from semspec.model.kernels import KvScales, SelectedBlocks, attention, elementwise, reference, reference_kernels
+from semspec.model.kernels import (
+    BlockMeans,
+    KvScales,
+    SelectedBlocks,
+    attention,
+    elementwise,
+    reference,
+    reference_kernels,
+)
 from semspec.model.kernels import tiles as cuts
 from semspec.model.kv_fp8 import FP8, LARGEST, decode, encode
 from semspec.model.memory_plan import MemoryPlan
 from semspec.model.paged_cache import PagedCache
 from semspec.model.placement import Precision
+from semspec.sparse.attention import block_lists
 from semspec.types import Decode, Sampling, Score
 from tests.checkpoints import make_model, make_tokenizer, save
 from tests.model.test_graph_runner import Rehearsed, close, text
-from tests.model.test_kernels import DEVICE, noise, passes, random, whole
+from tests.model.test_kernels import DEVICE, any_tree, noise, passes, random, whole
 from tests.model.test_kernels import close as near
 from tests.model.test_paged_kernels import contiguous, multiplied, paged, pages
 
@@ -74,6 +83,35 @@ def test_attention_reads_them(
     more = {"chosen": chosen, "tables": tables, "scales": scales}
     near(attention.attend(q, *pools, *places, 0.3, window, tiles=tiles, **more), exact, dtype)
     torch.testing.assert_close(reference.attend(q.double(), *pools, *places, 0.3, window, **more), exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("kind", ["all", "window", "tree", "blocks", "blocks and means"])
+def test_tiles_that_all_queries_see_and_tiles_that_some_do_not(kind: str, dtype: torch.dtype) -> None:
+    """Tiles of neighbours: their scales are read together, and most need no mask."""
+    case = {"slots": [2, 0, 1], "starts": [131, 0, 96], "counts": [5, 3, 4], "queries": 5}
+    generator, size, span = random(8), 16, 32
+    q = noise((3, 5, 6, size), generator, dtype)
+    pools, tables, scales, exact_cache = stored(
+        [noise((3, 2, 160, size), generator, torch.float32) for _ in range(2)], 32, 2
+    )
+    places = [whole(case[name]) for name in ("slots", "starts", "counts")]
+    more, exactly = {}, {}
+    if kind == "window":
+        more = {"window": 50}
+    if kind == "tree":
+        more = {"tree": any_tree(case, generator)}
+    if "blocks" in kind:
+        marks = torch.rand(3, 2, 5, generator=generator).to(DEVICE) < 0.6
+        marks &= torch.arange(5, device=DEVICE) < (places[1] // span)[:, None, None]
+        means = [half.unflatten(2, (5, span)).mean(3) for half in exact_cache]
+        for told, dtype_of_means in ((more, dtype), (exactly, torch.float64)):
+            rest = BlockMeans(marks.to(torch.int8), *(half.to(dtype_of_means) for half in means))
+            told["chosen"] = SelectedBlocks(*block_lists(marks), span, rest if "means" in kind else None)
+    exact = reference.attend(q.double(), *exact_cache, *places, 0.3, **(more | exactly))
+    for keys, splits in ((16, 1), (32, 2)):
+        tiles = cuts.Tiles(16, keys, splits, warps=4, stages=2)
+        near(attention.attend(q, *pools, *places, 0.3, tiles=tiles, tables=tables, scales=scales, **more), exact, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -281,15 +281,16 @@ def _attend(
             else:
                 page = tl.load(table + to // PAGE, mask=there, other=0)
             where += page.to(tl.int64) * page_stride - (to // PAGE * PAGE).to(tl.int64) * position_stride
+        if FP8 and PAGE and PAGE % BLOCK_N == 0 and SPAN % BLOCK_N == 0:  # neighbours, and all of them exist
+            beside = tl.multiple_of(base // D + page.to(tl.int64) * (page_stride // D) + lead % PAGE, 4)
+            where = beside * D + tl.arange(0, BLOCK_N) * D
+            key_scale = tl.load(key_scales + beside + tl.arange(0, BLOCK_N))
+            value_scale = tl.load(value_scales + beside + tl.arange(0, BLOCK_N))
+        elif FP8:
+            key_scale = tl.load(key_scales + where // D, mask=there, other=0.0)
+            value_scale = tl.load(value_scales + where // D, mask=there, other=0.0)
         k = tl.load(keys + where[None, :] + d[:, None], mask=there[None, :] & (d < D)[:, None], other=0.0)
         if FP8:
-            if PAGE and PAGE % BLOCK_N == 0 and SPAN % BLOCK_N == 0:  # neighbours, and all of them exist
-                beside = tl.multiple_of((base + page.to(tl.int64) * page_stride) // D + lead % PAGE, 4)
-                key_scale = tl.load(key_scales + beside + tl.arange(0, BLOCK_N))
-                value_scale = tl.load(value_scales + beside + tl.arange(0, BLOCK_N))
-            else:
-                key_scale = tl.load(key_scales + where // D, mask=there, other=0.0)
-                value_scale = tl.load(value_scales + where // D, mask=there, other=0.0)
             score = tl.dot(given, k.to(given.dtype), input_precision="ieee") * (key_scale * key_unit)[None, :]
         else:
             score = tl.dot(tile, k, input_precision="ieee") * scale

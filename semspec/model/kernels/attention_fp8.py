@@ -26,10 +26,11 @@ def halved(tile):
 
 @triton.jit
 def weighed_values(score, scales, best, total):
-    """`attention_parts.weighed`, and the weights times the scales of values, none above 2^14. What scores are compared
+    """`attention_parts.weighed`, and the weights times the scales of values, none above 2^15. What scores are compared
     with is not the largest alone but what the largest scale adds to it, so neither sums nor totals are rescaled."""
     largest = tl.max(tl.broadcast_to(scales[None, :], score.shape), 1)  # in each row: no warp waits for another
-    better = tl.maximum(best, tl.max(score, 1) + (tl.log2(tl.maximum(largest, 2.0**-80)) - 14.0))
+    power = tl.maximum(largest, 2.0**-80).to(tl.int32, bitcast=True) >> 23  # its exponent, and a bias of 127
+    better = tl.maximum(best, tl.max(score, 1) + (power - (127 + 14)).to(tl.float32))
     level = tl.where(better == float("-inf"), 0.0, better)  # a row that has seen nothing yet
     weight = tl.exp2(score - level[:, None])
     decay = tl.exp2(best - level)
