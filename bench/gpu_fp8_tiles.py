@@ -2,8 +2,8 @@
 fp8_tiles`.
 
 Each cut is held against a reference in float64 over the same codes, then timed in a CUDA graph that goes through the
-caches of several layers, so that none is found in the L2 cache. What the package would choose comes first, then one
-number is changed at a time. A cut that does not compile, does not fit or is wrong is named and left out.
+caches of several layers, so that none is found in the L2 cache. What the package would choose comes first, then what
+promises most. A cut that does not compile, does not fit or is wrong is named and left out.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,16 +36,14 @@ LAYERS = 3
 
 def changed(chosen: Tiles, fp8: bool) -> list[Tiles]:
     """What is tried: first what is chosen, the most promising next."""
-    tried = [chosen, *(replace(chosen, splits=n) for n in (chosen.splits // 2, chosen.splits * 2) if 1 <= n <= 64)]
+    more, less = (replace(chosen, splits=max(1, min(64, n))) for n in (chosen.splits * 2, chosen.splits // 2))
+    other = replace(chosen, rows=64, warps=4) if chosen.rows != 64 else replace(chosen, rows=128, warps=8)
     if not fp8:
-        return tried[:1]
-    tried += [replace(chosen, stages=n) for n in (4, 2)]
-    if chosen.rows == 16:
-        tried += [replace(chosen, rows=64), replace(chosen, rows=64, stages=4), replace(chosen, keys=32, stages=4)]
-    else:
-        tried += [replace(chosen, rows=128, warps=8), replace(chosen, warps=8)]
+        return [chosen, other, more]
     wide = replace(chosen, keys=128)  # in pages of its own size, as of caches of 131,072 tokens
-    return [*tried, wide, replace(wide, warps=8), replace(wide, stages=2)]
+    deep = replace(other if chosen.rows == 16 else chosen, stages=4)
+    tried = [chosen, other, deep, more, wide, less, replace(chosen, stages=2), replace(wide, warps=8)]
+    return list(dict.fromkeys([*tried, replace(chosen, warps=8), replace(wide, stages=2)]))
 
 
 class Layers:
@@ -83,6 +83,10 @@ class Layers:
         scales = self.scales[layer] if fp8 else None
         return (how or attend)(q, *kept, *places, self.shape[2] ** -0.5, tables=self.tables, scales=scales, **more)
 
+    def all_layers(self, q: Tensor, places: tuple[Tensor, Tensor, Tensor], fp8: bool, tiles: Tiles) -> None:
+        for layer in range(LAYERS):
+            self.launch(layer, q, places, fp8, tiles=tiles)
+
     def bytes(self, fp8: bool) -> float:
         heads, _, size = self.shape
         return 2 * heads * self.context * (size + 4 if fp8 else size * self.bench.dtype.itemsize)
@@ -98,46 +102,38 @@ def graphed(bench: Bench, work: Callable[[], object]) -> Callable[[], object]:
 
 
 def fp8_tiles(bench: Bench, shape: tuple[int, int, int] = SHAPE, page: int = PAGE) -> None:
-    began, context = time.perf_counter(), bench.asked.long
-    found: list[tuple[str, float, float]] = []
-    layers = {size: Layers(bench, context, size, shape) for size in (page, 128)}
-    for queries in QUERIES:
-        best: dict[bool, tuple[float, Tiles]] = {}
-        for fp8 in (False, True):
-            heads, group, size = shape
-            card = card_of(bench.device)
-            chosen = Tiles.of(queries, group, heads, 1, size, bench.dtype.itemsize, card, context, fp8)
-            exact: dict[int, Tensor] = {}
-            for tiles in changed(chosen, fp8):
-                if time.perf_counter() - began > SECONDS:
-                    print(f"    {tiles} left out: {SECONDS:.0f} s are over", flush=True)
-                    continue
-                at = 128 if tiles.keys == 128 else page
-                cache = layers[at]
-                torch.manual_seed(queries)
-                q, places = cache.asked(queries)
-                name = f"attention, {queries} token{'s' * (queries > 1)}, KV in {'fp8' if fp8 else 'bfloat16'}"
-                try:
-                    if at not in exact:
-                        exact[at] = cache.launch(0, q.double(), places, fp8, reference.attend)
-                    ours = cache.launch(0, q, places, fp8, tiles=tiles)
-                    off = float((ours.double() - exact[at]).norm() / exact[at].norm())
-                    if not off < OFF:
-                        raise ValueError(f"wrong, {off:.1e} from the reference")
-
-                    def work(cache: Layers = cache, q: Tensor = q, places=places, tiles=tiles, fp8=fp8) -> None:  # type: ignore[no-untyped-def]
-                        for layer in range(LAYERS):
-                            cache.launch(layer, q, places, fp8, tiles=tiles)
-
-                    ms = bench.ms(graphed(bench, work), repeats=bench.asked.repeats, warm=2) / LAYERS
-                except Exception as failure:
-                    print(f"    {tiles} left out: {type(failure).__name__}: {str(failure)[:100]}", flush=True)
-                    continue
-                mark = " (chosen)" if tiles == chosen else ""
-                bench.add(f"{name}{mark}", ms, cache.bytes(fp8), tiles=str(tiles), page=at, off=off)
-                print(f"    {tiles}, off {off:.1e}", flush=True)
-                best[fp8] = min(best.get(fp8, (ms, tiles)), (ms, tiles), key=lambda pair: pair[0])
-        if len(best) == 2:
-            found.append((f"{queries}: fp8 {best[True][1]}", best[True][0], best[False][0]))
-    for name, ours, theirs in found:
-        print(f"    best of {name}: {ours:.4f} ms, bfloat16 {theirs:.4f}")
+    began, context, (heads, group, size) = time.perf_counter(), bench.asked.long, shape
+    layers = {of: Layers(bench, context, of, shape) for of in (page, 128)}
+    cases = []
+    for queries, fp8 in product(QUERIES, (True, False)):
+        card = card_of(bench.device)
+        chosen = Tiles.of(queries, group, heads, 1, size, bench.dtype.itemsize, card, context, fp8)
+        cases += [(rank, queries, fp8, tiles) for rank, tiles in enumerate(changed(chosen, fp8))]
+    exact: dict[tuple[int, bool, int], Tensor] = {}
+    best: dict[tuple[int, bool], tuple[float, Tiles]] = {}
+    for rank, queries, fp8, tiles in sorted(cases, key=lambda case: case[0]):
+        name = f"attention, {queries} token{'s' * (queries > 1)}, KV in {'fp8' if fp8 else 'bfloat16'}"
+        if time.perf_counter() - began > SECONDS:
+            print(f"    {name}, {tiles} left out: {SECONDS:.0f} s are over", flush=True)
+            continue
+        at = 128 if tiles.keys == 128 else page
+        cache = layers[at]
+        torch.manual_seed(queries)
+        q, places = cache.asked(queries)
+        try:
+            if (queries, fp8, at) not in exact:
+                exact[queries, fp8, at] = cache.launch(0, q.double(), places, fp8, reference.attend)
+            ours = cache.launch(0, q, places, fp8, tiles=tiles).double()
+            off = float((ours - exact[queries, fp8, at]).norm() / exact[queries, fp8, at].norm())
+            if not off < OFF:
+                raise ValueError(f"wrong, {off:.1e} from the reference")
+            ms = bench.ms(graphed(bench, partial(cache.all_layers, q, places, fp8, tiles)), warm=2) / LAYERS
+        except Exception as failure:
+            print(f"    {name}, {tiles} left out: {type(failure).__name__}: {str(failure)[:100]}", flush=True)
+            continue
+        read = cache.bytes(fp8)
+        bench.add(name + " (chosen)" * (not rank), ms, read, tiles=str(tiles), page=at, off=off)
+        print(f"    {tiles}, off {off:.1e}", flush=True)
+        best[queries, fp8] = min(best.get((queries, fp8), (ms, tiles)), (ms, tiles), key=lambda pair: pair[0])
+    for (queries, fp8), (ms, tiles) in sorted(best.items()):
+        print(f"    best of {queries}, {'fp8' if fp8 else 'bfloat16'}: {ms:.4f} ms, {tiles}")

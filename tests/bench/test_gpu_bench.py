@@ -129,7 +129,7 @@ def test_cuts_over_fp8_are_checked_before_they_are_timed(
     allow_new_numpy()
     first = Tiles(16, 64, 4, warps=4, stages=3)
     cuts = gpu_fp8_tiles.changed(first, fp8=True)
-    assert cuts[0] == first and len(set(cuts)) == len(cuts) and gpu_fp8_tiles.changed(first, fp8=False) == [first]
+    assert cuts[0] == first and len(set(cuts)) == len(cuts) and first in gpu_fp8_tiles.changed(first, fp8=False)
     wrong, broken = replace(first, warps=8), replace(first, stages=9)
 
     def changed(chosen: Tiles, fp8: bool) -> list[Tiles]:
@@ -151,4 +151,4 @@ def test_cuts_over_fp8_are_checked_before_they_are_timed(
     assert [(row["page"], row["off"] < 1e-4) for row in bench.rows] == [(64, True), (64, True), (128, True)]
     said = capsys.readouterr().out
     assert "wrong, 1.0e+00 from the reference" in said and "too much shared memory" in said
-    assert "best of 2: fp8 Tiles(" in said
+    assert "best of 2, fp8: " in said and "best of 2, bfloat16: " in said
