@@ -47,8 +47,8 @@ class Tiles:
         and values are in fp8."""
         # Products of float32 have no matrix units, and a large tile of them does not fit into registers.
         rows = min(max(triton.next_power_of_2(queries * group), 16), 128 if itemsize < 4 else 16)
-        if narrow and queries * group <= 128:
-            rows = min(rows, 64)  # the matrix unit works for one program while another one weighs and converts
+        if narrow and rows > 16 and queries * group <= 128:
+            rows = 64  # the matrix unit works for one program while another weighs; 32 rows read values byte by byte
         across = triton.cdiv(queries * group, rows) * kv_heads * batch
         two = rows <= 32 or (narrow and rows <= 64)  # programs a processor
         wanted = max(1, (2 if two else 1) * card.processors // across)
