@@ -10,6 +10,7 @@
     python bench/gpu.py --only breakdown             # kernels by name, and the gaps between them
     python bench/gpu.py --only arms,round,batch      # which of several ways is fastest, and rounds made with it
     python bench/gpu.py --only tune                  # which tiles the attention kernel should have
+    python bench/gpu.py --only fp8_tiles,long_fp8    # the same over keys and values in fp8; passes over them
     python bench/gpu.py --only rules                 # rules after a pass: in graphs or not, filters bisected or sorted
     python bench/gpu.py --only load                  # pages of the cache, batches up to 64, prompts in pieces
     python bench/gpu.py --only packed                # the tokens of a tick in one row against rectangles

@@ -28,6 +28,7 @@ ASIDE: dict[str, tuple[str, str, str, str]] = {
     "arms": ("gpu_arms", "all_arms", "", ""),
     "long_arms": ("gpu_arms", "long_arms", "", ""),
     "long_fp8": ("gpu_sections", "long_fp8", "", ""),
+    "fp8_tiles": ("gpu_fp8_tiles", "fp8_tiles", "target draft", ""),
     "breakdown": ("gpu_breakdown", "break_down", "", ""),
     "tune": ("gpu_tune", "tune_attention", "", ""),
     "products": ("gpu_tune", "tune_products", "", ""),

@@ -116,3 +116,39 @@ def test_the_best_cut_of_each_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -
         bench, "pair", SimpleNamespace(CUTS=("a", "x")), lambda pair: sum(times[c] for c in pair), (["b", "c"], ["y"])
     )  # fmt: skip
     assert best == ("b", "y") and rows == [("pair, as it is cut", 7.0), ("pair, as cut best", 4.0)]
+
+
+def test_cuts_over_fp8_are_checked_before_they_are_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
+    from bench import gpu_fp8_tiles
+    from semspec.model.kernels.tiles import Tiles
+    from tests.interpreter import allow_new_numpy
+
+    allow_new_numpy()
+    first = Tiles(16, 64, 4, warps=4, stages=3)
+    cuts = gpu_fp8_tiles.changed(first, fp8=True)
+    assert cuts[0] == first and len(set(cuts)) == len(cuts) and first in gpu_fp8_tiles.changed(first, fp8=False)
+    wrong, broken = replace(first, warps=8), replace(first, stages=9)
+
+    def changed(chosen: Tiles, fp8: bool) -> list[Tiles]:
+        return [first, wrong, broken, replace(first, keys=128)] if fp8 else [first]
+
+    def attend(q: Tensor, *given: Any, tiles: Tiles, **more: Any) -> Tensor:
+        if tiles == broken:
+            raise RuntimeError("too much shared memory")
+        return made(q, *given, tiles=tiles, **more) * (2 if tiles == wrong else 1)
+
+    made = gpu_fp8_tiles.attend
+    monkeypatch.setattr(costs, "bandwidth", lambda device: 1e10)
+    for name, value in {"changed": changed, "attend": attend, "QUERIES": (2,), "LAYERS": 2, "SECONDS": 1e9}.items():
+        monkeypatch.setattr(gpu_fp8_tiles, name, value)
+    asked: Any = SimpleNamespace(device="cpu", shape="tiny", long=200, repeats=1)
+    with torch.inference_mode():
+        bench = Bench(asked)
+        gpu_fp8_tiles.fp8_tiles(bench, shape=(2, 3, 16))
+    assert [(row["page"], row["off"] < 1e-4) for row in bench.rows] == [(64, True), (64, True), (128, True)]
+    said = capsys.readouterr().out
+    assert "wrong, 1.0e+00 from the reference" in said and "too much shared memory" in said
+    assert "best of 2, fp8: " in said and "best of 2, bfloat16: " in said

@@ -56,6 +56,8 @@ def built(
         "shared": made.metadata.shared,
         "cubin": len(made.asm["cubin"]),
         "wide_copies": text.count("cp.async.cg"),  # 16 bytes each, as only loads of a pipeline are made
+        "narrow_copies": text.count("cp.async.ca"),  # of 4 or 8 bytes
+        "slow_conversions": text.count("cvt.bf16.f16") + text.count("cvt.rn.bf16.f16"),
     }
 
 
@@ -81,9 +83,9 @@ def main() -> None:
         results[f"attend {queries}, one page"] = built(
             attention._attend, one, constants | {"PAGE": 0}, t.warps, t.stages
         )
-        results[f"attend {queries}, fp8"] = built(
-            attention._attend, attend | narrow, constants | {"FP8": True}, t.warps, t.stages
-        )
+        n = tiles.Tiles.of(queries, 5, 8, 1, size, 2, card, narrow=True)
+        own = constants | {"FP8": True, "BLOCK_M": n.rows, "BLOCK_N": n.keys, "SPLITS": n.splits}
+        results[f"attend {queries}, fp8"] = built(attention._attend, attend | narrow, own, n.warps, n.stages)
         results[f"attend {queries}, packed"] = built(
             attention._attend, attend, constants | {"PACKED": True}, t.warps, t.stages
         )

@@ -27,12 +27,18 @@ def test_kernels_compile_for_sm_90(tmp_path: Path) -> None:
     assert len(results) == 100
     for name, taken in results.items():
         assert taken["cubin"] > 0 and taken["shared"] <= 227 * 1024, name
-    assert results["rope_cache_attend"]["waits_for_stores"], "what it puts into the cache is there before it is read"
+    for kind in ("", ", fp8"):
+        found = results[f"rope_cache_attend{kind}"]
+        assert found["waits_for_stores"], "what it puts into the cache is there before it is read"
     assert not results["add_norm"]["loads_after_reductions"], "its weights are on their way while it adds up"
     assert 2 * (results["rope_cache_attend"]["shared"] + 1024) <= 228 * 1024, "two of them share a processor"
     for queries in (1, 9, 17, 64):  # where rows lie costs no memory, and no copy of the pipeline
         flat, packed = (results[f"attend {queries}{kind}"] for kind in ("", ", packed"))
         assert (packed["shared"], packed["wide_copies"]) == (flat["shared"], flat["wide_copies"])
+        narrow = results[f"attend {queries}, fp8"]
+        assert queries == 64 or 2 * (narrow["shared"] + 1024) <= 228 * 1024, "two of them share a processor"
+        assert not narrow["slow_conversions"], "codes become numbers two at a time"
+        assert narrow["narrow_copies"] <= 48, "scales of neighbours are copied together, and none by itself"
     for kind in ("bf16", "fp8"):
         assert results[f"one token, {kind}"]["wide_copies"] >= 100, "its products and keys go through a pipeline"
     for name in ("gate_up", "down", "up of channels", "down of channels"):

@@ -219,6 +219,9 @@ def test_tiles_fill_a_gpu_and_fit_into_it(
     queries: int, group: int, kv_heads: int, batch: int, size: int, kilobytes: int, reach: int
 ) -> None:
     card = cuts.Card(132, kilobytes * 1024)
+    narrow = cuts.Tiles.of(queries, group, kv_heads, batch, size, 2, card, reach, narrow=True)
+    shared = narrow.rows * size * 2 + narrow.keys * size * 2 + narrow.stages * 2 * narrow.keys * size
+    assert shared <= card.shared // (1 + (narrow.rows <= 64)) or narrow.rows * size * 2 > 24 * 1024
     tiles = cuts.Tiles.of(queries, group, kv_heads, batch, size, 2, card, reach)
     programs = -(-queries * group // tiles.rows) * kv_heads * batch * tiles.splits
     assert tiles.splits == 64 or programs > 132 // 2
@@ -243,6 +246,16 @@ def test_long_caches_have_the_tiles_that_were_measured_for_them_and_nothing_else
     ):
         assert cuts.Tiles.of(*other, h200, cuts.LONG) == cuts.Tiles.of(*other, h200), other
     assert cuts.Tiles.of(*eight, a100, cuts.LONG) == cuts.Tiles.of(*eight, a100), "three stages of 128 do not fit"
+
+    for queries, tiles in (
+        (1, (16, 64, 32)),
+        (4, (64, 64, 32)),
+        (9, (64, 64, 32)),
+        (16, (64, 64, 16)),
+        (60, (128, 64, 4)),
+    ):
+        narrow = cuts.Tiles.of(queries, 5, 8, 1, 128, 2, h200, 65536, narrow=True)
+        assert narrow == cuts.Tiles(*tiles, warps=8 if queries == 60 else 4, stages=3), "two programs share a processor"
 
     asked: list[int] = []
 

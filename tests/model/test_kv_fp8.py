@@ -17,16 +17,25 @@ from semspec.errors import BadRequest, ModelError
 from semspec.model import ModelRunner, Source
 from semspec.model.config import Shape
 from semspec.model.graph_runner import GraphRunner
-from semspec.model.kernels import KvScales, SelectedBlocks, attention, elementwise, reference, reference_kernels
+from semspec.model.kernels import (
+    BlockMeans,
+    KvScales,
+    SelectedBlocks,
+    attention,
+    elementwise,
+    reference,
+    reference_kernels,
+)
 from semspec.model.kernels import tiles as cuts
 from semspec.model.kv_fp8 import FP8, LARGEST, decode, encode
 from semspec.model.memory_plan import MemoryPlan
 from semspec.model.paged_cache import PagedCache
 from semspec.model.placement import Precision
+from semspec.sparse.attention import block_lists
 from semspec.types import Decode, Sampling, Score
 from tests.checkpoints import make_model, make_tokenizer, save
 from tests.model.test_graph_runner import Rehearsed, close, text
-from tests.model.test_kernels import DEVICE, noise, passes, random, whole
+from tests.model.test_kernels import DEVICE, any_tree, noise, passes, random, whole
 from tests.model.test_kernels import close as near
 from tests.model.test_paged_kernels import contiguous, multiplied, paged, pages
 
@@ -74,6 +83,81 @@ def test_attention_reads_them(
     more = {"chosen": chosen, "tables": tables, "scales": scales}
     near(attention.attend(q, *pools, *places, 0.3, window, tiles=tiles, **more), exact, dtype)
     torch.testing.assert_close(reference.attend(q.double(), *pools, *places, 0.3, window, **more), exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("kind", ["all", "window", "tree", "blocks", "blocks and means"])
+def test_tiles_that_all_queries_see_and_tiles_that_some_do_not(kind: str, dtype: torch.dtype) -> None:
+    """Tiles of neighbours: their scales are read together, and most need no mask."""
+    case = {"slots": [2, 0, 1], "starts": [131, 0, 96], "counts": [5, 3, 4], "queries": 5}
+    generator, size, span = random(8), 16, 32
+    q = noise((3, 5, 6, size), generator, dtype)
+    pools, tables, scales, exact_cache = stored(
+        [noise((3, 2, 160, size), generator, torch.float32) for _ in range(2)], 32, 2
+    )
+    places = [whole(case[name]) for name in ("slots", "starts", "counts")]
+    more, exactly = {}, {}
+    if kind == "window":
+        more = {"window": 50}
+    if kind == "tree":
+        more = {"tree": any_tree(case, generator)}
+    if "blocks" in kind:
+        marks = torch.rand(3, 2, 5, generator=generator).to(DEVICE) < 0.6
+        marks &= torch.arange(5, device=DEVICE) < (places[1] // span)[:, None, None]
+        means = [half.unflatten(2, (5, span)).mean(3) for half in exact_cache]
+        for told, dtype_of_means in ((more, dtype), (exactly, torch.float64)):
+            rest = BlockMeans(marks.to(torch.int8), *(half.to(dtype_of_means) for half in means))
+            told["chosen"] = SelectedBlocks(*block_lists(marks), span, rest if "means" in kind else None)
+    exact = reference.attend(q.double(), *exact_cache, *places, 0.3, **(more | exactly))
+    for keys, splits in ((16, 1), (32, 2)):
+        tiles = cuts.Tiles(16, keys, splits, warps=4, stages=2)
+        near(attention.attend(q, *pools, *places, 0.3, tiles=tiles, tables=tables, scales=scales, **more), exact, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("of_queries", "of_values"), [(1e7, 1e8), (1e-7, 1e-9), (1.0, 1e30)])
+def test_no_size_of_numbers_is_lost_in_half_precision(dtype: torch.dtype, of_queries: float, of_values: float) -> None:
+    """Queries, and weights times the scales of values, are in float16 for a while: they may be larger than its largest
+    number, or smaller than its smallest."""
+    generator, (batch, queries, size, end) = random(5), (2, 3, 16, 70)
+    q = (noise((batch, queries, 4, size), generator, torch.float32) * of_queries).to(dtype)
+    cache = [noise((batch, 2, end, size), generator, torch.float32) for _ in range(2)]
+    cache[0] /= of_queries
+    cache[1] *= of_values * 10 ** (torch.rand(batch, 2, end, 1, generator=generator).to(DEVICE) * 4 - 4)
+    cache[1][:, :, 3] *= 1e3  # one among others that are small, which a query may or may not look at
+    pools, tables, scales, exact_cache = stored(cache, 32, seed=1)
+    places = [torch.arange(batch, device=DEVICE), whole([end - queries] * batch), whole([queries] * batch)]
+    exact = reference.attend(q.double(), *exact_cache, *places, 0.3)
+    for splits, keys in ((1, 16), (2, 32)):
+        tiles = cuts.Tiles(16, keys, splits, warps=4, stages=2)
+        ours = attention.attend(q, *pools, *places, 0.3, tiles=tiles, tables=tables, scales=scales)
+        near(ours / of_values, exact / of_values, dtype)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("keys", [16, 32])
+def test_what_is_no_number_stays_where_it_is(keys: int) -> None:
+    """Of what a slot has not written, nothing is read; of queries, keys and values only those that meet them tell."""
+    generator, (batch, queries, size, end) = random(6), (2, 5, 16, 45)
+    q = noise((batch, queries, 2, size), generator, torch.float16)
+    cache = [noise((batch, 1, 64, size), generator, torch.float32) for _ in range(2)]
+    pools, tables, scales, exact_cache = stored(cache, 32, seed=1)
+    places = [torch.arange(batch, device=DEVICE), whole([end - queries] * batch), whole([queries] * batch)]
+    for pool, scale in zip(pools, scales, strict=True):
+        for page in tables[:, 1].tolist():
+            pool.view(torch.uint8)[page, :, end - 32 :] = 0x7F
+            scale[page, :, end - 32 :] = float("nan")
+    exact, told = reference.attend(q.double(), *exact_cache, *places, 0.3), torch.ones(batch, queries, 2).bool()
+    q[0, 2, 1, 3], q[1, 4, 0, 0] = float("inf"), float("nan")
+    told[0, 2, 1] = told[1, 4, 0] = False
+    more = {"tiles": cuts.Tiles(16, keys, 1, warps=4, stages=2), "tables": tables, "scales": scales}
+    ours = attention.attend(q, *pools, *places, 0.3, **more)
+    near(ours[told], exact[told], torch.float16)
+    assert ours[~told].isnan().all()
+    scales.keys[tables[0, 0], 0, 7] = float("nan")
+    ours = attention.attend(q, *pools, *places, 0.3, **more)
+    assert ours[0].isnan().all(), "it is not hidden"
+    near(ours[1][told[1]], exact[1][told[1]], torch.float16)
 
 
 @given(passes(), multiplied, pages, st.booleans(), st.sampled_from([1, 4]))

@@ -19,9 +19,10 @@ import triton.language as tl
 from torch import Tensor
 
 from semspec.model.kernels import LOG2E, KvScales, RowTiles, SelectedBlocks, TreeMask
+from semspec.model.kernels.attention_fp8 import halved, weighed_values
 from semspec.model.kernels.attention_parts import rotated, weighed
 from semspec.model.kernels.attention_splits import join
-from semspec.model.kernels.codes import LARGEST, coded, scale_of
+from semspec.model.kernels.codes import coded, scale_of
 from semspec.model.kernels.early_launch import early, wait_for_previous
 from semspec.model.kernels.tiles import Tiles, card_of
 
@@ -65,7 +66,9 @@ def attend(
         card, kv_heads = card_of(q.device), keys.shape[1]
         longest = keys.shape[2] * (1 if tables is None else tables.shape[1])
         reach = 0 if chosen or window else longest  # both read little of a cache, and blocks come in small tiles
-        tiles = Tiles.of(queries, heads // kv_heads, kv_heads, batch, size, q.element_size(), card, reach)
+        tiles = Tiles.of(
+            queries, heads // kv_heads, kv_heads, batch, size, q.element_size(), card, reach, scales is not None
+        )
     out = torch.empty_like(q)
     where = (slots, starts, counts)
     _launch(q, keys, values, where, out, scale, window, tree, None, tiles, tables, scales, queries, rows, chosen)
@@ -98,7 +101,8 @@ def rope_cache_attend(
     assert queries == 1 and qkv.is_contiguous()
     if tiles is None:
         card, kv_heads = card_of(qkv.device), keys.shape[1]
-        tiles = Tiles.of(1, heads // kv_heads, kv_heads, batch, size, qkv.element_size(), card)
+        narrow = scales is not None
+        tiles = Tiles.of(1, heads // kv_heads, kv_heads, batch, size, qkv.element_size(), card, narrow=narrow)
     out = qkv.new_empty((batch, queries, heads, size))
     rope = (cos_sin, norms, eps)
     _launch(qkv, keys, values, (slots, starts, counts), out, scale, window, None, rope, tiles, tables, scales, queries)
@@ -129,6 +133,7 @@ def _launch(
     key_scales, value_scales = scales or (where[0], where[0])
     if scales is not None:  # they lie as keys and values do
         assert key_scales.stride() == value_scales.stride() == tuple(n // size for n in keys.stride()[:3])
+        assert keys.is_contiguous(), "scales of neighbours are neighbours"
     blocks = triton.cdiv(queries * group, tiles.rows)
     parts, sums = out, out  # not used by a single split
     if tiles.splits > 1:
@@ -243,6 +248,11 @@ def _attend(
                 tl.store(keys + here[:, None] + d[None, :], turned, mask=known)
                 tl.store(values + here[:, None] + d[None, :], value, mask=known)
         tl.debug_barrier()  # other threads of this program are about to read it
+    if FP8:
+        given, key_unit = tile, scale
+        if tile.dtype != tl.float32:
+            given, unit = halved(tile)
+            key_unit *= unit
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sum = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -271,29 +281,41 @@ def _attend(
             else:
                 page = tl.load(table + to // PAGE, mask=there, other=0)
             where += page.to(tl.int64) * page_stride - (to // PAGE * PAGE).to(tl.int64) * position_stride
+        if FP8 and PAGE and PAGE % BLOCK_N == 0 and SPAN % BLOCK_N == 0:  # neighbours, and all of them exist
+            beside = tl.multiple_of(base // D + page.to(tl.int64) * (page_stride // D) + lead % PAGE, 4)
+            where = beside * D + tl.arange(0, BLOCK_N) * D
+            key_scale = tl.load(key_scales + beside + tl.arange(0, BLOCK_N))
+            value_scale = tl.load(value_scales + beside + tl.arange(0, BLOCK_N))
+        elif FP8:
+            key_scale = tl.load(key_scales + where // D, mask=there, other=0.0)
+            value_scale = tl.load(value_scales + where // D, mask=there, other=0.0)
         k = tl.load(keys + where[None, :] + d[:, None], mask=there[None, :] & (d < D)[:, None], other=0.0)
         if FP8:
-            score = tl.dot(tile, k.to(tile.dtype), input_precision="ieee") * scale
-            score *= tl.load(key_scales + where // D, mask=there, other=0.0)[None, :]
+            score = tl.dot(given, k.to(given.dtype), input_precision="ieee") * (key_scale * key_unit)[None, :]
         else:
             score = tl.dot(tile, k, input_precision="ieee") * scale
-        seen = n[None, :] <= own[:, None]
-        if WINDOWED:
-            seen = seen & (n[None, :] > own[:, None] - window)
-        if TREE:
-            bit = tl.minimum(tl.maximum(n - root, 0), 63).to(tl.int64)
-            seen = tl.where((n < root)[None, :], seen, ((line[:, None] >> bit[None, :]) & 1) != 0)
-        score = tl.where(seen & there[None, :], score, float("-inf"))
-        best, total, weight, decay = weighed(score, best, total)
+        masked = True
+        if FP8 and not WINDOWED:  # only a few tiles have positions that some query does not see
+            masked = (lead + BLOCK_N > root) | (at + BLOCK_N > stop) | (SPAN % BLOCK_N != 0)
+        if masked:
+            seen = n[None, :] <= own[:, None]
+            if WINDOWED:
+                seen = seen & (n[None, :] > own[:, None] - window)
+            if TREE:
+                bit = tl.minimum(tl.maximum(n - root, 0), 63).to(tl.int64)
+                seen = tl.where((n < root)[None, :], seen, ((line[:, None] >> bit[None, :]) & 1) != 0)
+            score = tl.where(seen & there[None, :], score, float("-inf"))
+            if FP8:
+                value_scale = tl.where(there, value_scale, 0.0)
+        if FP8:
+            best, total, weight, decay = weighed_values(score, value_scale, best, total)
+        else:
+            best, total, weight, decay = weighed(score, best, total)
         v = tl.load(values + where[:, None] + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0.0)
         if FP8:
-            # By the largest number of a value, not by its scale: small weights would be lost in half precision.
-            weight *= tl.load(value_scales + where // D, mask=there, other=0.0)[None, :] * LARGEST
-            v = v.to(tile.dtype)
+            v = v.to(given.dtype)
         sum = tl.dot(weight.to(v.dtype), v, sum * decay[:, None], input_precision="ieee")
 
-    if FP8:
-        sum /= LARGEST
     used = begin < end
     if REST:  # starting with the last splits, which have fewer positions where the split is uneven
         full = tail // SPAN

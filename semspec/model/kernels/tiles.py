@@ -40,22 +40,28 @@ class Tiles:
 
     @staticmethod
     def of(
-        queries: int, group: int, kv_heads: int, batch: int, head_dim: int, itemsize: int, card: Card, reach: int = 0
-    ) -> Tiles:
-        """`reach` is how many keys a query may attend to at most: lengths are known on the device only."""
+        queries: int, group: int, kv_heads: int, batch: int, head_dim: int, itemsize: int, card: Card, reach: int = 0,
+        narrow: bool = False,
+    ) -> Tiles:  # fmt: skip
+        """`reach` is how many keys a query may attend to at most: lengths are known on the device only. `narrow`: keys
+        and values are in fp8."""
         # Products of float32 have no matrix units, and a large tile of them does not fit into registers.
         rows = min(max(triton.next_power_of_2(queries * group), 16), 128 if itemsize < 4 else 16)
+        if narrow and rows > 16 and queries * group <= 128:
+            rows = 64  # the matrix unit works for one program while another weighs; 32 rows read values byte by byte
         across = triton.cdiv(queries * group, rows) * kv_heads * batch
-        two = rows <= 32  # programs a processor
+        two = rows <= 32 or (narrow and rows <= 64)  # programs a processor
         wanted = max(1, (2 if two else 1) * card.processors // across)
         splits = min(1 << (wanted.bit_length() - 1), 64)
         wide = triton.next_power_of_2(head_dim) * itemsize  # bytes of one key
         keys = 64 if wide < 512 or (rows < 128 and itemsize < 4) else 32
         stages = 3 if wide <= 256 else 2
-        if (rows, wide) == (64, 256) and reach >= LONG and (rows + 2 * 3 * 128) * wide <= card.shared:
+        if (rows, wide) == (64, 256) and not narrow and reach >= LONG and (rows + 2 * 3 * 128) * wide <= card.shared:
             keys, stages = 128, 3  # fewer iterations of a long loop: 8.62 ms where 64 keys took 8.96 (8B, 16 queries)
         limit = (card.shared + OWN) // 2 - OWN if two else card.shared
-        stages, keys = fit_shared(stages, keys, 2 * wide, limit - rows * wide)
+        stored = wide // itemsize if narrow else wide
+        limit -= rows * wide + (keys * wide if narrow else 0)  # queries, and a tile that was converted
+        stages, keys = fit_shared(stages, keys, 2 * stored, limit)
         return Tiles(rows, keys, splits, warps=8 if rows >= 128 else 4, stages=stages)
 
 
