@@ -24,12 +24,13 @@ from semspec.model.quantised import QuantisedLinear
 UNIT = 128  # inputs at a time
 NO_ZEROS, WORDS, ANY_ZEROS = range(3)  # as in the kernel
 MOST_ROWS = 32  # of a program
+LOADS = 20  # of 2 KB, on their way to a multiprocessor: so many hide what memory takes
 KNOWN = ("3.6.",)  # versions of Triton whose Gluon was seen to compile it; weights are put in this order only for those
 
 
 @dataclass(frozen=True, slots=True)
 class Int4Config:
-    """How a product is cut. Not measured yet: `bench/gpu_int4.py` does."""
+    """How a product is cut; `bench/gpu_int4.py` measures."""
 
     tiles: int  # of eight rows: 1, 2 or 4
     pairs: int  # of fragments (32 outputs) in a warp: 1 or 2; with an activation gates and their ups
@@ -66,14 +67,20 @@ class Int4Config:
         return max(1, 65536 // (32 * self.warps * -(-min(taken, self.registers or 255) // 8) * 8))
 
     def cost(self, size: tuple[int, int], card: Card) -> float:
-        """By a rule of thumb, in units of one warp: how unevenly multiprocessors and warps are busy, too few warps to
-        hide what memory takes, and what begins and ends a program."""
+        """By a rule of thumb, without a unit: a multiprocessor runs as many programs at a time as it has room for, and
+        the last ones, with too few loads on their way to hide what memory takes, as slowly as that is; how unevenly
+        warps share the inputs; what begins and ends a program. Of a dozen measured for each matrix of 32B at 1 and
+        9 rows it takes the best for gates and ups of 9 rows, and one within 9 % of the best elsewhere."""
         programs = size[0] / (32 * self.pairs * self.across) * self.splits
         units, each = size[1] / UNIT / self.splits, programs / card.processors
         steps = -(-units // self.inward)
-        loads = min(each, self.resident) * self.warps * self.pairs  # of 2 KB on their way; 20 hide what memory takes
-        uneven = -(-each // 1) / each * steps * self.inward / units
-        return uneven * max(1.0, 20 / loads) * (steps + 2) / steps * (1 + 0.02 * self.splits)
+
+        def together(number: int) -> float:
+            return number / min(1.0, number * self.warps * self.pairs / LOADS) if number else 0.0
+
+        rounds, rest = divmod(-int(-each // 1), self.resident)
+        uneven = (rounds * together(self.resident) + together(rest)) / each * steps * self.inward / units
+        return uneven * (steps + 2) / steps * (1 + 0.02 * self.splits)
 
 
 @cache
