@@ -41,7 +41,7 @@ for part in $wanted; do
         ;;
     quantised)
         gpu quantised 100 --only quantised --seconds 90
-        gpu quantised-fragments 30 --only quantised --flags int4_fragments=1 # int4 comes first; the rest is cut
+        gpu quantised-rows 30 --only quantised --flags int4_fragments=0 # int4 comes first; the rest is cut
         ;;
     int4) run int4 90 python3 bench/gpu_int4.py --models 32B --rows 9 --processes 14 ;;
     default) run default 150 python3 bench/default.py --shape 32B/1.5B --device cuda --tokens 256 --prompts 2 --out "$out/default.json" ;;

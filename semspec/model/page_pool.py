@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semspec.model.kernels import LONG, KvScales
+from semspec.model.kernels import WIDE, KvScales
 from semspec.model.kv_fp8 import FP8, decode, encode
 from semspec.model.page_tables import NONE, Change, PageTables
 from semspec.sampling.copies import to_device
@@ -25,7 +25,7 @@ PASS = 16  # pages of the longest pass over layers with a window
 
 def page_of(capacity: int) -> int:
     """Tokens in a page: a tile of the attention kernel lies in one, so that it costs one look at the table."""
-    return 128 if capacity >= LONG else 64
+    return 128 if capacity >= WIDE else 64
 
 
 def pages_of(tokens: int | None, slots: int, capacity: int, page: int, window: int | None = None) -> int:

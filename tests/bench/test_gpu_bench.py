@@ -37,7 +37,7 @@ def test_choices_are_read_and_told() -> None:
     assert parse("") == KernelFlags() and parse("fused_activation=0,skinny_gemm_bytes=16") == KernelFlags(
         fused_activation=False, skinny_gemm_bytes=16
     )
-    assert told(parse("skinny_gemm_bytes=0,fused_activation=0")) == "cuBLAS+fused_rope+one_token+packed"
+    assert told(parse("skinny_gemm_bytes=0,fused_activation=0")) == "cuBLAS+fused_rope+one_token+packed+int4_fragments"
     for wrong in ("fast=1", "gate", "small=-1"):
         with pytest.raises(ValueError, match="is no choice"):
             parse(wrong)
@@ -74,10 +74,8 @@ def test_an_arm_that_fails_is_left_out_and_the_first_round_not_counted(capsys: p
     wrong = Arm(KernelFlags(fused_activation=False), (16, 128, 32, 4, 2))
     times = in_turns({slow: arm("slow", 9, 2), fast: arm("fast", 50, 1), wrong: broken})
     assert times == {slow: 2, fast: 1} and calls[:4] == ["slow", "fast", "slow", "fast"]
-    assert (
-        "ours if small+fused_rope+one_token+packed, 32 splits, 2 x 128 keys, 4 warps: RuntimeError: no such instruction"
-        in capsys.readouterr().out
-    )
+    name = "ours if small+fused_rope+one_token+packed+int4_fragments, 32 splits, 2 x 128 keys, 4 warps"
+    assert f"{name}: RuntimeError: no such instruction" in capsys.readouterr().out
 
 
 def test_experts_and_channels_are_measured_and_their_limits_count_what_is_read(

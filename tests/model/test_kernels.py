@@ -28,6 +28,7 @@ from semspec.model.kernels import (  # noqa: E402  # noqa: E402
     reference,
 )
 from semspec.model.kernels import tiles as cuts  # noqa: E402
+from semspec.model.page_pool import page_of  # noqa: E402
 from tests.interpreter import allow_new_numpy  # noqa: E402
 
 allow_new_numpy()
@@ -247,15 +248,11 @@ def test_long_caches_have_the_tiles_that_were_measured_for_them_and_nothing_else
         assert cuts.Tiles.of(*other, h200, cuts.LONG) == cuts.Tiles.of(*other, h200), other
     assert cuts.Tiles.of(*eight, a100, cuts.LONG) == cuts.Tiles.of(*eight, a100), "three stages of 128 do not fit"
 
-    for queries, tiles in (
-        (1, (16, 64, 32)),
-        (4, (64, 64, 32)),
-        (9, (64, 64, 32)),
-        (16, (64, 64, 16)),
-        (60, (128, 64, 4)),
-    ):
-        narrow = cuts.Tiles.of(queries, 5, 8, 1, 128, 2, h200, 65536, narrow=True)
-        assert narrow == cuts.Tiles(*tiles, warps=8 if queries == 60 else 4, stages=3), "two programs share a processor"
+    assert page_of(cuts.WIDE) == 128, "a tile lies in one page"
+    for queries, rows, splits in ((1, 16, 32), (4, 64, 32), (9, 64, 32), (16, 64, 16), (60, 128, 4)):
+        for reach, keys, stages in ((cuts.WIDE - 1, 64, 3), (cuts.WIDE, 64, 3) if rows > 64 else (cuts.WIDE, 128, 2)):
+            narrow = cuts.Tiles.of(queries, 5, 8, 1, 128, 2, h200, reach, narrow=True)
+            assert narrow == cuts.Tiles(rows, keys, splits, warps=8 if queries == 60 else 4, stages=stages)
 
     asked: list[int] = []
 

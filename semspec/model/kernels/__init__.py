@@ -19,6 +19,7 @@ SKINNY_ROWS = 16  # at most in a skinny product, see gemm.py
 QUANTISED_ROWS = 128  # at most in a product with quantised weights, see quantised.py
 LOG2E = math.log2(math.e)
 LONG = 131_072  # keys from which tiles for long caches were measured to be faster; shorter ones were not measured
+WIDE = 65_536  # the same of tiles of 128 keys in fp8, which a page has to hold
 
 # Blocks of the cache are scored by an upper bound on q.k over the keys of a block (semspec.sparse.attention):
 REACH = 2.0  # deviations above the mean
@@ -35,9 +36,8 @@ class KernelFlags:
     fused_rope: bool = True  # head norms, RoPE and the cache write fused into the attention of single tokens
     one_token: bool = True  # all layers of a small model's single token in one launch, where they allow it
     packed: bool = True  # the tokens of a pass in one row where a rectangle would have more rows
-    # Not measured on a card yet:
-    hand_over: bool = False  # targets read drafts before the host knows them
-    int4_fragments: bool = False  # codes of four bits in the order of fragments.py, for kernels/int4.py
+    int4_fragments: bool = True  # codes of four bits in the order of fragments.py, for kernels/int4.py
+    hand_over: bool = False  # targets read drafts before the host knows them: no faster, where the device is never idle
 
 
 DEFAULT_FLAGS = KernelFlags()

@@ -101,8 +101,11 @@ def rope_cache_attend(
     assert queries == 1 and qkv.is_contiguous()
     if tiles is None:
         card, kv_heads = card_of(qkv.device), keys.shape[1]
-        narrow = scales is not None
-        tiles = Tiles.of(1, heads // kv_heads, kv_heads, batch, size, qkv.element_size(), card, narrow=narrow)
+        longest = keys.shape[2] * (1 if tables is None else tables.shape[1])
+        reach = longest if scales is not None and not window else 0
+        tiles = Tiles.of(
+            1, heads // kv_heads, kv_heads, batch, size, qkv.element_size(), card, reach, scales is not None
+        )
     out = qkv.new_empty((batch, queries, heads, size))
     rope = (cos_sin, norms, eps)
     _launch(qkv, keys, values, (slots, starts, counts), out, scale, window, None, rope, tiles, tables, scales, queries)
