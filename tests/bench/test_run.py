@@ -188,7 +188,7 @@ def test_figures_are_printed_where_no_plots_can_be_drawn(
     monkeypatch.setattr("semspec.bench.report.write_report", refuse)
     commands.finish([finished], finished)
     out, err = capsys.readouterr()
-    assert "no report: install matplotlib" in err and "exact:k=3" in err
+    assert f"no report: install matplotlib; then `semspec compare {finished}` draws it" in err and "exact:k=3" in err
     document = json.loads(out.splitlines()[-1])
     assert document["report"] is None and document["runs"][0]["arms"]["exact:k=3"]["speedup"]
 
