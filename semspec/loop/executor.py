@@ -247,8 +247,8 @@ class Executor(LiveTasks):
                 continue
             parts, live = [part for _, part in served], [item.request for item, _ in served if not item.task.done]
             made = self.costs.drafted if drafts(item for item, _ in served) else self.costs.passed
-            if not captured:  # else it was made twice, and the device may have waited
-                made(parts, share * seconds, sum(each.runner.length(each.slot) for each in live))
+            told = None if captured else share * seconds  # it was made twice, and the device may have waited
+            made(parts, told, sum(each.runner.length(each.slot) for each in live))
             for item, _ in served:
                 item.task.stats.seconds["draft" if item.request.drafting else "score"] += share * seconds / len(served)
                 item.task.stats.seconds["capture"] += share * captured / len(served)
