@@ -130,10 +130,13 @@ class PassCosts:
         self.sequences = sequences
         self._made.clear()
 
-    def passed(self, parts: Sequence[Score | DecodeOutput | Grow], seconds: float, text: float = 0.0) -> None:
-        """The target has made a pass, or several to decode a few tokens. `text`: tokens of all sequences in it."""
+    def passed(self, parts: Sequence[Score | DecodeOutput | Grow], seconds: float | None, text: float = 0.0) -> None:
+        """The target has made a pass, or several to decode a few tokens. `text`: tokens of all sequences in it.
+        `seconds`: None where they tell nothing; what was in the pass is noted all the same."""
         scores = [part for part in parts if isinstance(part, Score)]
         if not scores:
+            if seconds is None:
+                return
             steps = max(len(part.tokens) for part in parts)
             sequences = sum(len(part.tokens) for part in parts) / steps
             self._made.append((self.target_only, sequences, seconds, steps, text))
@@ -141,13 +144,17 @@ class PassCosts:
         rows = sum(len(part.tokens) for part in scores)
         if any(len(part.tokens) > part.logits_to_keep for part in scores):  # prompts are in it
             self.disturbed = self.tick
-            self._prompts.add(seconds / rows, text / len(parts))
+            if seconds is not None:
+                self._prompts.add(seconds / rows, text / len(parts))
         else:
             self.rows = rows
-            self._made.append((self.checks, rows, seconds, 1, text))
+            if seconds is not None:
+                self._made.append((self.checks, rows, seconds, 1, text))
 
-    def drafted(self, parts: Sequence[Score | DecodeOutput | Grow], seconds: float, text: float = 0.0) -> None:
+    def drafted(self, parts: Sequence[Score | DecodeOutput | Grow], seconds: float | None, text: float = 0.0) -> None:
         """A draft model has made a pass, or several."""
+        if seconds is None:
+            return
         read = sum(len(part.tokens) for part in parts if isinstance(part, Score))
         if read > len(parts) * EXACT_SIZES and all(isinstance(part, Score) for part in parts):
             self._draft_prompts.add(seconds / read, text / len(parts))

@@ -80,7 +80,7 @@ class Executor(LiveTasks):
                 raise
 
     def _tick(self) -> None:
-        start, busy, verifying = self.clock(), 0.0, 0.0
+        watch, busy, verifying = Stopwatch(self.clock), 0.0, 0.0
         live = list(self.tasks)
         self.costs.begin(sum(1 for task in live if task.slots or not task.requests))  # with a slot, or new
         self.alternation.begin()
@@ -98,12 +98,14 @@ class Executor(LiveTasks):
             self._advance(live)
         if not moved and (task := youngest(stuck, self.tasks)):
             self._end(task, SemspecError(NO_ROOM))
-        host = max(self.clock() - start - busy, 0.0)
+        seconds, captured = watch.read()
+        host = max(seconds + captured - busy, 0.0)
         self.costs.end(host + verifying)
         share = host / max(len(live), 1)
         for task in live:
             task.stats.seconds["host"] += share
-        self.alternation.end(self.clock() - start)
+        if not captured:  # each way has sizes of its own, and the first of them would decide
+            self.alternation.end(seconds)
 
     def cancel(self, task: Task) -> None:
         if is_beside():  # as from inside its own round
@@ -247,8 +249,8 @@ class Executor(LiveTasks):
                 continue
             parts, live = [part for _, part in served], [item.request for item, _ in served if not item.task.done]
             made = self.costs.drafted if drafts(item for item, _ in served) else self.costs.passed
-            if not captured:  # else it was made twice, and the device may have waited
-                made(parts, share * seconds, sum(each.runner.length(each.slot) for each in live))
+            told = None if captured else share * seconds  # it was made twice, and the device may have waited
+            made(parts, told, sum(each.runner.length(each.slot) for each in live))
             for item, _ in served:
                 item.task.stats.seconds["draft" if item.request.drafting else "score"] += share * seconds / len(served)
                 item.task.stats.seconds["capture"] += share * captured / len(served)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semspec import verify
-from semspec.draft import ModelDrafter
+from semspec.draft import ModelDrafter, NgramDrafter
 from semspec.loop import stopwatch
 from semspec.loop.batch_length import Account, BatchLengths, Member
 from semspec.loop.batch_plan import Batch
@@ -294,6 +294,21 @@ def test_captures_of_graphs_do_not_say_that_drafts_never_pay(monkeypatch: pytest
     monkeypatch.setattr(stopwatch, "captured_seconds", lambda: 0.0)
     ratio, told = after_captures(16)
     assert ratio > 0.9 and not told, "who counts them gives up"
+
+
+def test_what_was_in_a_pass_is_known_though_its_seconds_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is answered in it would else be charged for the prompt that was read beside, as for drafts of its own."""
+    monkeypatch.setattr(graphs, "_captured", 0.0)
+    target = Capturing(LANGUAGE, VOCAB, slots=2, clock=Clock())
+    executor = Executor(clock=target.clock)
+    for prompt in (3, 60):
+        job = Job([1, 2, 3] * (prompt // 3), verify.make("exact"), FixedLength(2), 40)
+        stats = Stats()
+        executor.submit(Decoder(job, target, NgramDrafter(), stats).decode(), stats)
+    executor.tick()
+    assert graphs.captured_seconds() and executor.costs.disturbed == executor.costs.tick
+    while not (executor.costs.rows or executor.tick()):  # of the first check, whose size is new, too
+        assert executor.tasks and not executor.costs.checks
 
 
 def cpu(length: int | DraftLengthPolicy, verifier: str = "exact", right: float = 0.9) -> Load:

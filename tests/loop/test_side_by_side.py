@@ -19,6 +19,7 @@ from semspec.loop.executor import Executor
 from semspec.loop.side_by_side import AGAIN, Alternation
 from semspec.loop.stats import Stats
 from semspec.loop.work import Task, Work
+from semspec.model import graphs
 from semspec.types import Acquire, Decode, DecodeOutput, Runner, Sampling, Score, ScoreOutput, SequenceGenerator
 from tests.fakes import FakeRunner, chain, greedy
 
@@ -275,6 +276,36 @@ def test_halves_alternate_as_long_as_it_is_faster() -> None:
     assert not Alternation()._alternate(FakeRunner(chain(VOCAB), VOCAB), 4), "on a CPU no text depends on a clock"
     again = chosen(lambda n: 20.0, lambda n: 28.0, 3 * AGAIN)
     assert 2 * 9 <= sum(again[30:]) <= 2 * 12, "what was slower is tried again, rarely"
+
+
+def test_a_tick_in_which_a_graph_was_captured_says_nothing_of_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halves and wholes have sizes of their own: whichever was captured first would seem slower for 256 ticks."""
+    monkeypatch.setattr(graphs, "_captured", 0.0)
+    told = list[float]()
+
+    class Told(Always):
+        def end(self, seconds: float) -> None:
+            told.append(seconds)
+            super().end(seconds)
+
+    world, ticks = World(alternation=Told()), 0
+    tasks = [world.submit([1 + i, 2]) for i in range(4)]
+    world.executor.tick()
+
+    def captures() -> None:
+        graphs._captured += 0.25
+
+    before = len(told)
+    world.target.inside = captures
+    for _ in range(4):
+        world.executor.tick()
+    assert graphs.captured_seconds() >= 1.0 and len(told) == before
+    world.target.inside = lambda: None
+    while world.executor.tasks:
+        ticks += 1
+        world.executor.tick()
+    assert len(told) == before + ticks
+    world.check(tasks)
 
 
 def test_a_sequence_that_asks_both_models_at_once_is_in_one_pass_at_a_time() -> None:
