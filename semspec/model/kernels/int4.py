@@ -70,7 +70,7 @@ class Int4Config:
         """By a rule of thumb, without a unit: a multiprocessor runs as many programs at a time as it has room for, and
         the last ones, with too few loads on their way to hide what memory takes, as slowly as that is; how unevenly
         warps share the inputs; what begins and ends a program. Of a dozen measured for each matrix of 32B at 1 and
-        9 rows it takes the best for gates and ups of 9 rows, and one within 9 % of the best elsewhere."""
+        9 rows it takes the best for gates and ups of 9 rows, else one within 9 % of the best that load ahead."""
         programs = size[0] / (32 * self.pairs * self.across) * self.splits
         units, each = size[1] / UNIT / self.splits, programs / card.processors
         steps = -(-units // self.inward)
