@@ -1,6 +1,7 @@
 """All rules on real text, by one command: prompts of Spec-Bench and MT-Bench, greedy and sampled at 0.7.
 
     python -m bench.real_text .models/SmolLM2-135M-Instruct.Q4_1.gguf --draft DRAFT --data data --out runs/real
+    python -m bench.real_text TARGET --draft DRAFT --probes PROBES --data data     # rules with probes, too
     python -m bench.real_text TARGET --drafter eagle:HEAD --data data --turns 1 --tokens 32 -k 5 --batch 16
     python -m bench.real_text TARGET --data data --spec-bench 5 --mt-bench 2 --tokens 40    # a short one, with lookups
 
@@ -37,21 +38,25 @@ SAMPLED = ("sampling", "block", "ears")  # when greedy they are exact
 WITH_PROBABILITIES = ("ensemble", "cascade-rule", "adaptive", "top-or-ratio")  # of the draft
 STEPS = ("likely-step", "specreason", "spec-thinking", "glimprouter", "trigreason", "confspec",
          "random-step:rate=0.85", "accept-all-steps")  # fmt: skip
+PROBED = ("semantic", "semantic+")
 LONGER = {"fly": 15}  # a window of 6 tokens has to lie behind a relaxed one
 
 
-def methods(temperature: float, draft: bool, head: bool, k: int | None) -> list[str]:
-    """Those that have something to do; all rules but the ones that need probes or a referee."""
+def methods(temperature: float, draft: bool, head: bool, k: int | None, probes: str | None = None) -> list[str]:
+    """Those that have something to do: all rules but those that need a referee, and without probes those that need
+    them."""
     rules = [*ANY, *(SAMPLED if temperature else ()), *(WITH_PROBABILITIES if draft or head else ())]
     lengths = [max(k, make(rule).min_draft_tokens()) if k else LONGER.get(rule, 8) for rule in rules]
     tokens = [f"{rule}{',' if ':' in rule else ':'}k={n}" for rule, n in zip(rules, lengths, strict=True)]
-    return [*tokens, *(STEPS if draft else ())]
+    probed = [f"{rule}:probes={probes}" for rule in PROBED] if probes else []
+    return [*tokens, *((*STEPS, *probed) if draft else ())]
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
     parser.add_argument("--draft")
+    parser.add_argument("--probes", help="folder of probes, for `semantic` and `semantic+`")
     parser.add_argument("--drafter", default="auto", help="e.g. eagle:HEAD")
     parser.add_argument("--data", type=Path, required=True, help="folder with spec_bench and mt_bench")
     parser.add_argument("--spec-bench", type=int, default=120, help="prompts of Spec-Bench, without MT-Bench's")
@@ -71,7 +76,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     summaries = []
     for temperature in args.temperature or TEMPERATURES:
-        chosen = methods(temperature, args.draft is not None, args.drafter.startswith("eagle"), args.k)
+        chosen = methods(temperature, args.draft is not None, args.drafter.startswith("eagle"), args.k, args.probes)
         chosen = [m for m in chosen if args.method is None or make(m.split(":")[0]).name in args.method]
         folders = []
         for name, problems in (("spec-bench", args.spec_bench), ("mt-bench", args.mt_bench)):

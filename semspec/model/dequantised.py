@@ -4,6 +4,7 @@ transformers can run. Each is made when it is asked for, so that none is held tw
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from semspec.model.quantised_formats import MX_GROUP, codes_of, mx_blocks, size_
 from semspec.model.weights import FLOATS, Checkpoint
 
 CPU = torch.device("cpu")
+# transformers loads from several threads, and a safetensors file that two read at once fails: "Already borrowed".
+_reading = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,8 @@ class Later:
     make: Callable[[], Tensor]
 
     def __getitem__(self, index: object) -> Tensor:
-        return self.make()
+        with _reading:
+            return self.make()
 
 
 def dequantised(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, Later]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from semspec.errors import ModelError
 from semspec.model import Source
+from semspec.model.dequantised import Later
 from semspec.model.hf_runner import TransformersRunner
 from semspec.types import Score
 from tests import quantised_checkpoints as made
@@ -70,6 +73,22 @@ def test_the_plan_counts_plain_weights(recurrent: Path, tmp_path: Path) -> None:
     both = made.make(recurrent, tmp_path / "it", "pack-quantized, int4")
     plans = [Source.find(both / name).plan("cpu", "float32", 1, 64) for name in ("quantised", "plain")]
     assert plans[0].weights == plans[1].weights > 0
+
+
+def test_tensors_are_read_one_at_a_time_whoever_asks() -> None:
+    """transformers asks from several threads, and a file that two of them read at once fails."""
+    inside, most = [0], [0]
+
+    def make() -> torch.Tensor:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.002)
+        inside[0] -= 1
+        return torch.zeros(1)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda later: later[...], [Later((1,), make) for _ in range(12)]))
+    assert most == [1]
 
 
 def damaged(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> str:
