@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -32,6 +34,20 @@ class Later:
     def __getitem__(self, index: object) -> Tensor:
         with _reading:
             return self.make()
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Checkpoint]:
+    """A checkpoint, closed when nobody reads it: after an error transformers' threads may still be at it."""
+    checkpoint = Checkpoint(folder)
+    try:
+        yield checkpoint
+    except BaseException as error:
+        with _reading:
+            checkpoint.__exit__(type(error), error, None)
+        raise
+    with _reading:
+        checkpoint.__exit__(None)
 
 
 def dequantised(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, Later]:

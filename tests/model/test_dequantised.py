@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from semspec.errors import ModelError
 from semspec.model import Source
-from semspec.model.dequantised import Later
+from semspec.model.dequantised import Later, opened
 from semspec.model.hf_runner import TransformersRunner
 from semspec.types import Score
 from tests import quantised_checkpoints as made
@@ -89,6 +90,27 @@ def test_tensors_are_read_one_at_a_time_whoever_asks() -> None:
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda later: later[...], [Later((1,), make) for _ in range(12)]))
     assert most == [1]
+
+
+def test_a_file_is_closed_when_nobody_reads_it(recurrent: Path) -> None:
+    order, started = list[str](), threading.Event()
+
+    def make() -> torch.Tensor:
+        started.set()
+        time.sleep(0.05)
+        order.append("read")
+        return torch.zeros(1)
+
+    with (
+        ThreadPoolExecutor(1) as threads,
+        pytest.raises(ModelError, match="the first error"),
+        opened(recurrent) as files,
+    ):
+        files._stack.callback(order.append, "closed")
+        threads.submit(lambda: Later((1,), make)[...])
+        started.wait()
+        raise ModelError("the first error")
+    assert order == ["read", "closed"]
 
 
 def damaged(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> str:
