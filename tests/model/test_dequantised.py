@@ -101,15 +101,18 @@ def test_a_file_is_closed_when_nobody_reads_it(recurrent: Path) -> None:
         order.append("read")
         return torch.zeros(1)
 
-    with (
-        ThreadPoolExecutor(1) as threads,
-        pytest.raises(ModelError, match="the first error"),
-        opened(recurrent) as files,
-    ):
-        files._stack.callback(order.append, "closed")
-        threads.submit(lambda: Later((1,), make)[...])
-        started.wait()
-        raise ModelError("the first error")
+    threads = ThreadPoolExecutor(1)
+
+    def fail() -> None:
+        with opened(recurrent) as file:
+            file._stack.callback(order.append, "closed")
+            threads.submit(lambda: Later((1,), make)[...])
+            started.wait()
+            raise ModelError("the first error")
+
+    with pytest.raises(ModelError, match="the first error"):
+        fail()
+    threads.shutdown()
     assert order == ["read", "closed"]
 
 
