@@ -4,11 +4,8 @@ transformers can run. Each is made when it is asked for, so that none is held tw
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,8 +17,6 @@ from semspec.model.quantised_formats import MX_GROUP, codes_of, mx_blocks, size_
 from semspec.model.weights import FLOATS, Checkpoint
 
 CPU = torch.device("cpu")
-# transformers loads from several threads, and a safetensors file that two read at once fails: "Already borrowed".
-_reading = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +27,7 @@ class Later:
     make: Callable[[], Tensor]
 
     def __getitem__(self, index: object) -> Tensor:
-        with _reading:
-            return self.make()
-
-
-@contextmanager
-def opened(folder: Path) -> Iterator[Checkpoint]:
-    """A checkpoint, closed when nobody reads it: after an error transformers' threads may still be at it."""
-    checkpoint = Checkpoint(folder)
-    try:
-        yield checkpoint
-    except BaseException as error:
-        with _reading:
-            checkpoint.__exit__(type(error), error, None)
-        raise
-    with _reading:
-        checkpoint.__exit__(None)
+        return self.make()
 
 
 def dequantised(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, Later]:

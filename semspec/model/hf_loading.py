@@ -16,9 +16,10 @@ from transformers.utils import logging as progress
 
 from semspec.errors import ModelError, in_a_line
 from semspec.model.config import read_config
-from semspec.model.dequantised import dequantised, opened
+from semspec.model.dequantised import dequantised
 from semspec.model.past import cache_name, odd_layers
 from semspec.model.quantisation import Quantisation
+from semspec.model.weights import Checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ def _dequantised(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[
     for one in (config, own):
         if hasattr(one, "quantization_config"):
             del one.quantization_config
-    with opened(path) as checkpoint:
+    with Checkpoint(path) as checkpoint:
         tensors = dequantised(checkpoint, dtype)
         return model.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True)
 

@@ -165,7 +165,9 @@ class Checkpoint:
     def __exit__(self, failed: object, *_: object) -> None:
         if failed is None:
             self._tell_unread()
-        self._stack.close()
+        # After an error a thread of transformers may still be reading; what has failed says more than that.
+        with suppress(*([] if failed is None else [RuntimeError])):
+            self._stack.close()
 
     def _tell_unread(self) -> None:
         """A bias of a matrix that was read changes it; without a word in the config nobody asks for it."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +14,8 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from semspec.errors import ModelError
 from semspec.model import Source
-from semspec.model.dequantised import Later, opened
 from semspec.model.hf_runner import TransformersRunner
+from semspec.model.weights import Checkpoint
 from semspec.types import Score
 from tests import quantised_checkpoints as made
 from tests.checkpoints import SMALL, edit_config, save
@@ -76,44 +73,22 @@ def test_the_plan_counts_plain_weights(recurrent: Path, tmp_path: Path) -> None:
     assert plans[0].weights == plans[1].weights > 0
 
 
-def test_tensors_are_read_one_at_a_time_whoever_asks() -> None:
-    """transformers asks from several threads, and a file that two of them read at once fails."""
-    inside, most = [0], [0]
+def test_what_closing_raises_does_not_hide_what_failed(recurrent: Path) -> None:
+    """transformers' threads read on after the first error, and a file that is read cannot be closed."""
 
-    def make() -> torch.Tensor:
-        inside[0] += 1
-        most[0] = max(most[0], inside[0])
-        time.sleep(0.002)
-        inside[0] -= 1
-        return torch.zeros(1)
+    def busy() -> None:
+        raise RuntimeError("Already borrowed")
 
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda later: later[...], [Later((1,), make) for _ in range(12)]))
-    assert most == [1]
-
-
-def test_a_file_is_closed_when_nobody_reads_it(recurrent: Path) -> None:
-    order, started = list[str](), threading.Event()
-
-    def make() -> torch.Tensor:
-        started.set()
-        time.sleep(0.05)
-        order.append("read")
-        return torch.zeros(1)
-
-    threads = ThreadPoolExecutor(1)
-
-    def fail() -> None:
-        with opened(recurrent) as file:
-            file._stack.callback(order.append, "closed")
-            threads.submit(lambda: Later((1,), make)[...])
-            started.wait()
-            raise ModelError("the first error")
+    def load(error: Exception | None) -> None:
+        with Checkpoint(recurrent) as checkpoint:
+            checkpoint._stack.callback(busy)
+            if error is not None:
+                raise error
 
     with pytest.raises(ModelError, match="the first error"):
-        fail()
-    threads.shutdown()
-    assert order == ["read", "closed"]
+        load(ModelError("the first error"))
+    with pytest.raises(RuntimeError, match="borrowed"):
+        load(None)
 
 
 def damaged(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> str:
