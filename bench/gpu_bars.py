@@ -120,10 +120,8 @@ def tokens_per_second(bench: Bench, batch: int, length: Callable[[Executor], int
     executor, rule = Executor(budget=8192), make(f"random:rate={ACCEPTED}")
     tasks = []
     for i in range(batch):
-        text, sampling = (
-            some_text(context, target.vocab_size, i),
-            Sampling(temperature=1.0, seed=i),
-        )  # greedy noise loops
+        text = some_text(context, target.vocab_size, i)
+        sampling = Sampling(temperature=1.0, seed=i)  # greedy noise loops
         job = Job(text, rule, length(executor), capacity - context, sampling)
         decoder = Decoder(job, target, ModelDrafter(draft), Stats())
         tasks.append(executor.submit(decoder.decode(), decoder.stats))

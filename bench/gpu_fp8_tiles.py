@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SHAPE = (8, 5, 128)  # of 32B: key heads, heads of each, head_dim
 QUERIES = (16, 1, 9)
-PAGE = 64  # below 131,072 tokens
+PAGE = 64  # below 65,536 tokens; from there on 128
 SECONDS = 50.0  # of all cuts together; most of it is compiling
 OFF = 2e-2  # of the answer's size
 LAYERS = 3
@@ -40,7 +40,7 @@ def changed(chosen: Tiles, fp8: bool) -> list[Tiles]:
     other = replace(chosen, rows=64, warps=4) if chosen.rows != 64 else replace(chosen, rows=128, warps=8)
     if not fp8:
         return [chosen, other, more]
-    wide = replace(chosen, keys=128)  # in pages of its own size, as of caches of 131,072 tokens
+    wide = replace(chosen, keys=128 if chosen.keys == 64 else 64)
     deep = replace(other if chosen.rows == 16 else chosen, stages=4)
     tried = [chosen, other, deep, more, wide, less, replace(chosen, stages=2), replace(wide, warps=8)]
     return list(dict.fromkeys([*tried, replace(chosen, warps=8), replace(wide, stages=2)]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from dataclasses import asdict, dataclass
 from errno import EACCES
@@ -277,7 +278,7 @@ def finish(
         page = str(report.write_report(runs, out))
         line = f"report: {page}"
     except BadRequest as error:  # no plots can be drawn here; the figures are printed all the same
-        line = f"no report: {error}; then `semspec compare {' '.join(map(str, folders))}` draws it"
+        line = f"no report: {error}; then `semspec compare {shlex.join(map(str, folders))}` draws it"
     errors.print(line, markup=False, soft_wrap=True)
     if to_terminal() and not as_json:
         return

@@ -134,22 +134,22 @@ class PassCosts:
         """The target has made a pass, or several to decode a few tokens. `text`: tokens of all sequences in it.
         `seconds`: None where they tell nothing; what was in the pass is noted all the same."""
         scores = [part for part in parts if isinstance(part, Score)]
-        if not scores:
-            if seconds is None:
-                return
+        rows = sum(len(part.tokens) for part in scores)
+        prompts = any(len(part.tokens) > part.logits_to_keep for part in scores)  # are in it
+        if prompts:
+            self.disturbed = self.tick
+        elif scores:
+            self.rows = rows
+        if seconds is None:
+            return
+        if prompts:
+            self._prompts.add(seconds / rows, text / len(parts))
+        elif scores:
+            self._made.append((self.checks, rows, seconds, 1, text))
+        else:
             steps = max(len(part.tokens) for part in parts)
             sequences = sum(len(part.tokens) for part in parts) / steps
             self._made.append((self.target_only, sequences, seconds, steps, text))
-            return
-        rows = sum(len(part.tokens) for part in scores)
-        if any(len(part.tokens) > part.logits_to_keep for part in scores):  # prompts are in it
-            self.disturbed = self.tick
-            if seconds is not None:
-                self._prompts.add(seconds / rows, text / len(parts))
-        else:
-            self.rows = rows
-            if seconds is not None:
-                self._made.append((self.checks, rows, seconds, 1, text))
 
     def drafted(self, parts: Sequence[Score | DecodeOutput | Grow], seconds: float | None, text: float = 0.0) -> None:
         """A draft model has made a pass, or several."""

@@ -24,7 +24,7 @@ from semspec.model.kernels.attention_parts import rotated, weighed
 from semspec.model.kernels.attention_splits import join
 from semspec.model.kernels.codes import coded, scale_of
 from semspec.model.kernels.early_launch import early, wait_for_previous
-from semspec.model.kernels.tiles import Tiles, card_of
+from semspec.model.kernels.tiles import Tiles, tiles_over
 
 
 def attend(
@@ -60,15 +60,11 @@ def attend(
     """
     assert q.is_contiguous()
     assert rows is None or chosen is None, "blocks are selected for a sequence, and a tile is a part of one"
-    _, queries, heads, size = q.shape
+    _, queries, heads, _ = q.shape
     batch, queries = len(slots), queries if rows is None else rows.queries
     if tiles is None:
-        card, kv_heads = card_of(q.device), keys.shape[1]
-        longest = keys.shape[2] * (1 if tables is None else tables.shape[1])
-        reach = 0 if chosen or window else longest  # both read little of a cache, and blocks come in small tiles
-        tiles = Tiles.of(
-            queries, heads // kv_heads, kv_heads, batch, size, q.element_size(), card, reach, scales is not None
-        )
+        little = bool(chosen or window)  # is read of a cache, and blocks come in small tiles
+        tiles = tiles_over(q, keys, tables, heads, queries, batch, little, scales)
     out = torch.empty_like(q)
     where = (slots, starts, counts)
     _launch(q, keys, values, where, out, scale, window, tree, None, tiles, tables, scales, queries, rows, chosen)
@@ -100,12 +96,8 @@ def rope_cache_attend(
     batch, queries, _, size = qkv.shape
     assert queries == 1 and qkv.is_contiguous()
     if tiles is None:
-        card, kv_heads = card_of(qkv.device), keys.shape[1]
-        longest = keys.shape[2] * (1 if tables is None else tables.shape[1])
-        reach = longest if scales is not None and not window else 0
-        tiles = Tiles.of(
-            1, heads // kv_heads, kv_heads, batch, size, qkv.element_size(), card, reach, scales is not None
-        )
+        little = scales is None or bool(window)  # single tokens in wider types were not measured over long caches
+        tiles = tiles_over(qkv, keys, tables, heads, 1, batch, little, scales)
     out = qkv.new_empty((batch, queries, heads, size))
     rope = (cos_sin, norms, eps)
     _launch(qkv, keys, values, (slots, starts, counts), out, scale, window, None, rope, tiles, tables, scales, queries)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 import triton
+from torch import Tensor
 
-from semspec.model.kernels import LONG, WIDE
+from semspec.model.kernels import LONG, WIDE, KvScales
 
 OWN = 1024  # bytes of shared memory that each program takes besides what it asks for
 
@@ -80,3 +81,15 @@ def card_of(device: torch.device) -> Card:
             card = Card(known["multiprocessor_count"], known["max_shared_mem"], 10 * major + minor)
         _cards[device] = card
     return _cards[device]
+
+
+def tiles_over(
+    q: Tensor, keys: Tensor, tables: Tensor | None, heads: int, queries: int, batch: int, little: bool,
+    scales: KvScales | None,
+) -> Tiles:  # fmt: skip
+    (kv_heads, page, size), narrow = keys.shape[1:], scales is not None
+    little |= narrow and page < 128  # long tiles lie in one page
+    reach = 0 if little else page * (1 if tables is None else tables.shape[1])
+    return Tiles.of(
+        queries, heads // kv_heads, kv_heads, batch, size, q.element_size(), card_of(q.device), reach, narrow
+    )
